@@ -1,0 +1,1 @@
+"""What each actor does. Knows nothing of processes; read `protocol.py` first."""

@@ -1,0 +1,1 @@
+"""HTTP, SSE and websocket: the door."""

@@ -1,0 +1,1 @@
+"""The engine: schedule, forward, sample. Knows nothing of actors and imports no trio."""

@@ -1,0 +1,1 @@
+"""One file per benchmark; `antiphon bench NAME` runs it."""

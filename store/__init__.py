@@ -1,0 +1,1 @@
+"""What lasts. Knows nothing of actors."""

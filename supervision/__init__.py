@@ -1,0 +1,1 @@
+"""What OTP gives: mailboxes, actors, supervisors. Knows nothing of chat."""
