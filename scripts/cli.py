@@ -1,0 +1,62 @@
+"""`antiphon`: the one command. Each subcommand is a file of this room that adds its own parser."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NoReturn
+
+from scripts.failure import UsageFault
+
+COMMANDS = {
+    "serve": "scripts.serve",
+    "chat": "scripts.chat",
+    "ps": "scripts.ps",
+    "doctor": "scripts.doctor",
+    "chaos": "scripts.chaos",
+    "bench": "scripts.bench.command",
+    "model": "scripts.model",
+    "keys": "scripts.keys_cli",
+    "ledger": "scripts.ledger_cli",
+    "catalog": "scripts.catalog_cli",
+    "release": "scripts.release_cli",
+    "capacity": "scripts.capacity",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageFault(f"{message} (see: {self.prog} --help)")
+
+
+def parser(chosen: str = "") -> argparse.ArgumentParser:
+    """Return the parser of everything, or only of one subcommand, whose module alone is then imported."""
+    top = _Parser(prog="antiphon", description="Chat serving on your own GPUs that does not lose a word.")
+    top.add_argument("--version", action="version", version=f"antiphon {metadata.version('antiphon')}")
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        if chosen in {"", name}:
+            importlib.import_module(module).add_parser(subparsers)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code; 2 with one line on stderr for what the caller can mend."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = words[0] if words and words[0] in COMMANDS else ""
+    try:
+        args = parser(chosen).parse_args(words)
+        code: int = args.handler(args)
+    except UsageFault as fault:
+        print(f"antiphon: {fault}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Settings: `antiphon.toml`, then `ANTIPHON_*`, then flags. An unknown key is an error that names it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from scripts.failure import UsageFault
+
+FILE = "antiphon.toml"
+PREFIX = "ANTIPHON_"
+NOT_SETTINGS = frozenset({"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE"})
+"""Variables that other parts read: where model files are kept, what tests and benchmarks use."""
+
+
+def _positive(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if value <= 0:
+        raise UsageFault(f"{attribute.name} is {value}: it must be above 0")
+
+
+def _not_negative(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if value < 0:
+        raise UsageFault(f"{attribute.name} is {value}: it must be 0 or more")
+
+
+def _port(_config: object, _attribute: object, value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise UsageFault(f"port is {value}: it must be from 0 (any free one) to 65535")
+
+
+@frozen
+class Config:
+    """Everything `antiphon serve` can be told. Durations are in seconds."""
+
+    state: str = "./var"
+    host: str = "127.0.0.1"
+    port: int = field(default=8000, validator=_port)
+    model: str = "smollm2-135m-instruct"
+    engine: str = field(default="auto", validator=attrs.validators.in_(("auto", "host", "cuda", "scripted")))
+    threads: int = field(default=0, validator=_not_negative)
+    """Of the CPU engine; 0 follows the cores."""
+    kv_mib: int = field(default=0, validator=_not_negative)
+    """Memory for KV blocks; 0 sizes it from what is free after a warm-up."""
+    max_batch: int = field(default=64, validator=_positive)
+    edges: int = field(default=1, validator=_positive)
+    sessions: int = field(default=1, validator=_positive)
+    safety_replicas: int = field(default=1, validator=_positive)
+    fast_answer_replicas: int = field(default=1, validator=_not_negative)
+    policy: str = ""
+    """A safety policy file (TOML); empty is the one that comes with Antiphon."""
+    disconnect_grace: float = field(default=10.0, validator=_not_negative)
+    drain: float = field(default=10.0, validator=_positive)
+    keepalive: float = field(default=12.0, validator=_positive)
+    requests_per_minute: int = field(default=6000, validator=_positive)
+    tokens_per_minute: int = field(default=4_000_000, validator=_positive)
+    concurrent_requests: int = field(default=512, validator=_positive)
+
+
+def load(flags: Mapping[str, Any], *, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
+    """Return the settings that hold. `flags` holds those given on the command line (None: not given).
+
+    Raises `UsageFault` that names the key, and where it stands.
+    """
+    values: dict[str, Any] = {}
+    values.update(_from_file((directory or Path()) / FILE))
+    values.update(_from_environment(os.environ if environ is None else environ))
+    values.update({key: value for key, value in flags.items() if value is not None})
+    try:
+        return Config(**values)
+    except ValueError as error:
+        raise UsageFault(f"settings: {error.args[0]}") from error
+
+
+def _fields() -> dict[str, attrs.Attribute[Any]]:
+    return {a.name: a for a in attrs.fields(Config)}
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageFault(f"{path}: not valid TOML: {error}") from error
+    return {key: _typed(key, value, f"{path}: ") for key, value in data.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, text in environ.items():
+        if name.startswith(PREFIX) and name not in NOT_SETTINGS:
+            found[name.removeprefix(PREFIX).lower()] = _typed(name.removeprefix(PREFIX).lower(), text, f"{name}: ")
+    return found
+
+
+def _typed(key: str, value: Any, where: str) -> Any:
+    known = _fields()
+    if key not in known:
+        raise UsageFault(f"{where}unknown setting {key!r}; known are {', '.join(sorted(known))}")
+    wanted = {"str": str, "int": int, "float": float}[str(known[key].type)]
+    if isinstance(value, str) and wanted is not str:
+        try:
+            return wanted(value)
+        except ValueError as error:
+            raise UsageFault(f"{where}{key} is {value!r}: it must be a number") from error
+    if isinstance(value, bool) or not isinstance(value, (wanted, int) if wanted is float else wanted):
+        raise UsageFault(f"{where}{key} is {value!r}: it must be of type {wanted.__name__}")
+    return value
