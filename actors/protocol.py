@@ -227,6 +227,8 @@ class Attach:
     request_id: str
     owner: str
     after: int
+    reader: str = ""
+    """Names this reader of the turn; `""` means the request_id. The events it hears carry it."""
 
 
 @message(repeatable=True, when_full=WhenFull.NEWEST)
@@ -235,6 +237,7 @@ class Consumed:
 
     request_id: str
     through: int
+    reader: str = ""
 
 
 @message(repeatable=True)
@@ -242,6 +245,7 @@ class Leave:
     """The reader is gone. The turn goes on for the disconnect grace, or for good in the background."""
 
     request_id: str
+    reader: str = ""
 
 
 @message(repeatable=True)
@@ -339,6 +343,9 @@ class TurnEvents:
     events: tuple[TurnEvent, ...]
     allows: tuple[Allow, ...]
     """The newest output verdict of each choice that has text here."""
+    reader: str = ""
+    """Who hears them: the `request_id` of the `OpenTurn` (a retry's own, when the turn was there before),
+    or the `reader` of the `Attach`. Two readers of one turn at one edge are told apart by it."""
 
     def __attrs_post_init__(self) -> None:
         covered = {
