@@ -26,7 +26,8 @@ IGNORED = {
     *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0),
 }  # fmt: skip
 SPACES = {
-    *range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000,
+    *range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
+    0x2028, 0x2029, 0x202F, 0x205F, 0x3000,
 }  # fmt: skip
 # What keyboards put in by themselves.
 TYPED = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2011: "-"}
@@ -89,7 +90,9 @@ def ranges(points: list[int]) -> list[list[int]]:
 def tables() -> dict[str, object]:
     """Everything `store.normalise` reads, in the order it is written."""
     if unicodedata.unidata_version != UNICODE:
-        raise SystemExit(f"this Python has Unicode {unicodedata.unidata_version}; the tables are made with {UNICODE}")
+        raise SystemExit(
+            f"this Python has Unicode {unicodedata.unidata_version}; the tables are made with {UNICODE}"
+        )
     plain = [c for c in EVERY if ord(c) not in HANGUL_SYLLABLES]
     pairs = composed_pairs()
     marks = [ord(c) for c in EVERY if unicodedata.combining(c)]
@@ -102,7 +105,9 @@ def tables() -> dict[str, object]:
         "fold": {format(ord(c), "x"): folded(c) for c in plain if folded(c) != c},
         "decompose": {format(ord(c), "x"): decomposed(c) for c in plain if decomposed(c) != c},
         "compose": ["".join(pair) for pair in pairs],
-        "combining": {format(ord(c), "x"): unicodedata.combining(c) for c in EVERY if unicodedata.combining(c)},
+        "combining": {
+            format(ord(c), "x"): unicodedata.combining(c) for c in EVERY if unicodedata.combining(c)
+        },
         "unsettled": ranges(sorted({*marks, *(ord(pair[1]) for pair in pairs), *HANGUL_JOINING})),
         "word": ranges(words),
         "number": ranges(digits),
@@ -111,7 +116,9 @@ def tables() -> dict[str, object]:
 
 def main() -> int:
     """Write the file, one table a line so that a difference can be read."""
-    lines = [f"{json.dumps(name)}: {json.dumps(table, separators=(',', ':'))}" for name, table in tables().items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(table, separators=(',', ':'))}" for name, table in tables().items()
+    ]
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="ascii")
     print(f"{TARGET}: {TARGET.stat().st_size:,} bytes")
     return 0
