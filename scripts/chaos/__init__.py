@@ -1,0 +1,1 @@
+"""`antiphon chaos`: prove on the real tree that nothing is lost."""

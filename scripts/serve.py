@@ -1,0 +1,154 @@
+"""`antiphon serve`: check what was asked, then run the tree until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+import trio
+from rich.console import Console
+
+from gpu.model_card import ModelFault, read_model_card
+from scripts import config as settings
+from scripts import credentials
+from scripts.config import Config
+from scripts.credentials import Credentials
+from scripts.failure import UsageFault
+from scripts.first_release import activate_example
+from scripts.model import KNOWN, resolve
+from scripts.tree import ServedModel, tree
+from store.accounts import Accounts
+from supervision.supervisor import StateInUse, supervise
+
+BACKLOG = 1024
+TCP_USER_TIMEOUT_MS = 30_000
+"""A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
+
+FLAGS = (
+    ("--state", str, "directory for everything that lasts (default ./var)"),
+    ("--host", str, "address to listen on (default 127.0.0.1)"),
+    ("--port", int, "port to listen on; 0 takes any free one (default 8000)"),
+    ("--model", str, "a GGUF file, a safetensors directory, or a known name"),
+    ("--engine", str, "auto, host, cuda or scripted"),
+    ("--threads", int, "threads of the CPU engine; 0 follows the cores"),
+    ("--kv-mib", int, "memory for KV blocks in MiB; 0 sizes it from what is free"),
+    ("--max-batch", int, "sequences in one step at most"),
+    ("--edges", int, "edge processes"),
+    ("--sessions", int, "session host processes"),
+    ("--safety-replicas", int, "safety processes"),
+    ("--fast-answer-replicas", int, "fast answer processes"),
+    ("--policy", str, "a safety policy file"),
+    ("--disconnect-grace", float, "seconds a turn goes on after its reader left"),
+    ("--drain", float, "seconds that streams get to end after SIGTERM"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `antiphon serve`."""
+    parser = subparsers.add_parser("serve", help="run the whole tree")
+    for flag, kind, text in FLAGS:
+        parser.add_argument(flag, type=kind, default=None, help=text)
+    parser.add_argument("--set-up-only", action="store_true", help="fetch and check what is needed, then stop")
+    parser.set_defaults(handler=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the tree's exit code."""
+    flags = {flag.removeprefix("--").replace("-", "_"): None for flag, _kind, _text in FLAGS}
+    config = settings.load({name: getattr(args, name) for name in flags})
+    console = Console(stderr=True)
+    state = _state_directory(config)
+    model = _model(config, console)
+    if args.set_up_only:
+        return 0
+    listener = _listen(config)
+    found = _credentials(state, listener)
+    activate_example(state)
+    spec = tree(config, model, listener.fileno())
+    try:
+        return trio.run(supervise_with_greeting, spec, state, found, model)
+    except StateInUse as error:
+        raise UsageFault(f"{state}: another antiphon serves from this state directory ({error}); stop it, or give --state another") from error
+
+
+async def supervise_with_greeting(spec: object, state: Path, found: tuple[Credentials, bool], model: ServedModel) -> int:
+    """Run the tree, and greet when all of it is ready."""
+    return await supervise(spec, state, on_ready=lambda: _greet(found[0], state, model, first=found[1]))
+
+
+def _state_directory(config: Config) -> Path:
+    state = Path(config.state).expanduser().resolve()
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        probe = state / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageFault(f"{state}: cannot write there ({error.strerror}); give --state a directory of your own") from error
+    return state
+
+
+def _model(config: Config, console: Console) -> ServedModel:
+    path = resolve(config.model, console)
+    try:
+        card = read_model_card(path)
+    except ModelFault as error:
+        raise UsageFault(str(error)) from error
+    name = config.model if config.model in KNOWN else path.stem
+    return ServedModel(name, path, card.context_length, card.vocab_size, int(path.stat().st_mtime))
+
+
+def _listen(config: Config) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        advice = "give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else "give another --host or --port"
+        raise UsageFault(f"{config.host}:{config.port}: {error.strerror}; {advice}") from error
+    listener.listen(BACKLOG)
+    os.set_blocking(listener.fileno(), False)
+    return listener
+
+
+def _credentials(state: Path, listener: socket.socket) -> tuple[Credentials, bool]:
+    """Return the key and address to greet with, and whether the key was made just now."""
+    host, port = listener.getsockname()[:2]
+    base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    accounts = Accounts(state / "accounts.sqlite")
+    try:
+        if not accounts.list():
+            _key, secret = accounts.create_key("default", "first key")
+            made = Credentials(base_url, secret)
+            credentials.write(state, made)
+            return made, True
+        try:
+            kept = Credentials(base_url, credentials.read(state).api_key)
+        except UsageFault:
+            return Credentials(base_url, ""), False
+        credentials.write(state, kept)
+        return kept, False
+    finally:
+        accounts.close()
+
+
+def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) -> None:
+    shown = found.api_key if first else f"(in {credentials.path_of(state)})"
+    key = found.api_key if first else "$OPENAI_API_KEY"
+    source = "" if first else f"set -a; . {credentials.path_of(state)}; set +a; "
+    print(f"Antiphon serves {model.name} at {found.base_url}")
+    print(f"key: {shown}\n")
+    print(f"export OPENAI_BASE_URL={found.base_url}")
+    print(f"export OPENAI_API_KEY={key if first else '…'}\n" if first else f"  (both lines: {credentials.path_of(state)})\n")
+    print(
+        f"{source}curl -N {found.base_url}/chat/completions -H 'Authorization: Bearer '{key} -H 'Content-Type: application/json'"
+        """ -d '{"model": "default", "stream": true, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
+    )
+    sys.stdout.flush()
