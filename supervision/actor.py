@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
@@ -42,6 +43,8 @@ class Context(ABC):
 
     name: str
     epoch: int
+    state_dir: Path
+    """The installation's state directory; `state_dir / "run"` holds the sockets."""
     nursery: trio.Nursery
     """Tasks of the actor. An exception here ends the actor; a turn contains its own."""
 
@@ -51,7 +54,13 @@ class Context(ABC):
         """The newest tree the supervisor pushed."""
 
     @abstractmethod
-    async def tell(self, to: str, message: Any, *, to_epoch: int = 0, owner: str = "", trace: str = "") -> None:
+    def file(self, name: str) -> int:
+        """Return the descriptor that `ChildSpec.files` calls `name`; `KeyError` names those there are."""
+
+    @abstractmethod
+    async def tell(
+        self, to: str, message: Any, *, to_epoch: int = 0, owner: str = "", trace: str = ""
+    ) -> None:
         """Send at most once. `to_epoch` 0 means whatever incarnation the tree names now.
 
         Returns when the message is queued for the peer, not when it is delivered.
@@ -62,7 +71,14 @@ class Context(ABC):
 
     @abstractmethod
     async def ask(
-        self, to: str, message: Any, *, timeout: float, to_epoch: int = 0, owner: str = "", trace: str = "",
+        self,
+        to: str,
+        message: Any,
+        *,
+        timeout: float,
+        to_epoch: int = 0,
+        owner: str = "",
+        trace: str = "",
     ) -> Any:
         """Send, and wait for the reply for at most `timeout` seconds.
 
@@ -84,7 +100,11 @@ class Context(ABC):
 
     @abstractmethod
     def busy(self, is_busy: bool) -> None:
-        """Say whether work is waiting. Busy without progress for `ChildSpec.watchdog` seconds means stuck: killed."""
+        """Say whether work is waiting.
+
+        Busy, or with messages in the mailbox, and without progress for `ChildSpec.watchdog` seconds means
+        stuck: killed.
+        """
 
 
 class Actor:
@@ -118,4 +138,8 @@ class Actor:
         """The supervisor says that incarnation `epoch` of `name` is gone. Called once per death, in order."""
 
     async def on_stop(self) -> None:
-        """SIGTERM or orderly stop: drain, within the child's shutdown grace. Cancelled when it is over."""
+        """SIGTERM or orderly stop: drain, within the child's shutdown grace. Cancelled when it is over.
+
+        Messages go on being handled while it runs, in the actor's own task, so that what is begun can
+        finish; the actor ends when this returns.
+        """

@@ -28,3 +28,7 @@ class DeadlineExceeded(AskFailed):
 
 class Refused(AskFailed):
     """The peer would not take the message: stale epoch, unknown kind or field. Nothing was done."""
+
+
+class StaleEpoch(Refused, ActorDown):
+    """The peer is another incarnation than the one addressed. Nothing was done."""

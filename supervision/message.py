@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from attrs import frozen
 
@@ -34,6 +34,7 @@ REGISTRY: dict[str, type] = {}
 """Every message class by its kind, which is the class's name. Unknown kinds are dead letters."""
 
 
+@dataclass_transform(frozen_default=True)
 def message(*, repeatable: bool, when_full: WhenFull = WhenFull.REFUSE) -> Any:
     """Make a class a frozen attrs message of the system and register its kind.
 
@@ -45,7 +46,7 @@ def message(*, repeatable: bool, when_full: WhenFull = WhenFull.REFUSE) -> Any:
         kind = made.__name__
         if kind in REGISTRY and REGISTRY[kind].__module__ != made.__module__:
             raise ValueError(f"message kind {kind!r} is defined twice: {REGISTRY[kind]} and {made}")
-        made.__policy__ = Policy(kind, repeatable, when_full)
+        setattr(made, "__policy__", Policy(kind, repeatable, when_full))  # noqa: B010 - not in the class's type
         REGISTRY[kind] = made
         return made
 

@@ -34,5 +34,7 @@ class Tree:
     def up(self, kind: str) -> list[str]:
         """Names of the live replicas of `kind`, sorted: `up("safety")` gives `["safety.0", "safety.1"]`."""
         return sorted(
-            m.name for m in self.members.values() if m.state == "up" and (m.name == kind or m.name.rpartition(".")[0] == kind)
+            m.name
+            for m in self.members.values()
+            if m.state == "up" and (m.name == kind or m.name.rpartition(".")[0] == kind)
         )

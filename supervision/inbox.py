@@ -1,0 +1,117 @@
+"""What waits for the actor's own task, in order of arrival."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+from attrs import frozen
+
+from supervision.actor import Sender
+from supervision.envelope import Envelope
+from supervision.message import REGISTRY, WhenFull, policy_of
+
+CAPACITY = 1024
+"""Messages that may wait. Asks past it are refused with `Busy`."""
+
+_TELLS = 2
+"""At this many times the capacity the socket is left unread, so that tells wait at their senders."""
+
+_HARD = 16
+"""An actor that waits for replies must read its socket; at this many times the capacity a tell is lost."""
+
+
+@frozen
+class Down:
+    """An incarnation is gone: `on_down`."""
+
+    name: str
+    epoch: int
+
+
+@frozen
+class GaveUp:
+    """The asker of a `LATER` gave up: `on_cancel`."""
+
+    sender: Sender
+
+
+@frozen
+class Arrived:
+    """A tell or an ask, and when it stops being wanted."""
+
+    envelope: Envelope
+    deadline: float
+
+
+class Inbox:
+    """The actor's queue. One task puts, one takes."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self._queue: deque[Arrived | Down | GaveUp] = deque()
+        self._taker = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, item: Arrived | Down | GaveUp) -> None:
+        """Append."""
+        self._queue.append(item)
+        if len(self._queue) == 1:
+            self._taker.unpark()
+
+    def is_full_for(self, envelope: Envelope) -> bool:
+        """Whether this message finds no room. An ask is refused then, a tell lost."""
+        waiting = len(self._queue)
+        return waiting >= self.capacity and (envelope.correlation > 0 or waiting >= _HARD * self.capacity)
+
+    def replace(self, arrived: Arrived) -> bool:
+        """In a full inbox, put a keep-the-newest message in the place of its elder; False: there is none."""
+        new = arrived.envelope
+        cls = REGISTRY.get(new.kind)
+        if len(self._queue) < self.capacity or cls is None or policy_of(cls).when_full is not WhenFull.NEWEST:
+            return False
+        for index in range(len(self._queue) - 1, -1, -1):
+            item = self._queue[index]
+            if isinstance(item, Arrived) and _supersedes(new, item.envelope):
+                self._queue[index] = arrived
+                return True
+        return False
+
+    def withdraw(self, sender: str, epoch: int, correlation: int) -> bool:
+        """Remove an ask that has not been begun; False: it is not here."""
+        for index, item in enumerate(self._queue):
+            if isinstance(item, Arrived) and _is_ask(item.envelope, sender, epoch, correlation):
+                del self._queue[index]
+                return True
+        return False
+
+    async def take(self) -> Arrived | Down | GaveUp:
+        """Return the oldest item, waiting for one. Cancellation: nothing is taken."""
+        while not self._queue:
+            await self._taker.park()
+        item = self._queue.popleft()
+        if self._room and len(self._queue) < self.capacity:
+            self._room.unpark_all()
+        return item
+
+    async def wait_room(self, must_read: bool) -> None:
+        """Return when the socket may be read: there is room, or the actor itself `must_read` replies."""
+        if len(self._queue) >= _TELLS * self.capacity and not must_read:
+            await self._room.park()
+
+    def wake_reader(self) -> None:
+        """Have the reader look again: the actor has begun to wait for a reply."""
+        self._room.unpark_all()
+
+
+def _supersedes(new: Envelope, old: Envelope) -> bool:
+    return not old.correlation and not new.correlation and old.kind == new.kind and old.sender == new.sender
+
+
+def _is_ask(envelope: Envelope, sender: str, epoch: int, correlation: int) -> bool:
+    return (
+        envelope.correlation == correlation and envelope.sender == sender and envelope.sender_epoch == epoch
+    )
