@@ -231,9 +231,12 @@ class Attach:
     """Names this reader of the turn; `""` means the request_id. The events it hears carry it."""
 
 
-@message(repeatable=True, when_full=WhenFull.NEWEST)
+@message(repeatable=True, when_full=WhenFull.WAIT)
 class Consumed:
-    """The client's socket took every event up to `through`: opens the flow-control window."""
+    """The client's socket took every event up to `through`: opens the flow-control window.
+
+    Not `NEWEST`: one edge sends these for many turns, and the newest of one says nothing of another.
+    """
 
     request_id: str
     through: int
