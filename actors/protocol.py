@@ -193,6 +193,8 @@ class OpenTurn:
     metadata: tuple[tuple[str, str], ...] = ()
     user: str = ""
     face: Literal["chat", "responses"] = "chat"
+    store: bool = True
+    """The client may read the turn again by its id; the journal keeps it either way while a retry may come."""
 
 
 @message(repeatable=True)
@@ -292,6 +294,8 @@ class TurnRecord:
     error: ErrorBody | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     last_sequence: int = 0
+    store: bool = True
+    """As the `OpenTurn` said; the edge shows only stored turns by id."""
 
 
 @frozen
