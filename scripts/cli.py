@@ -16,7 +16,7 @@ COMMANDS = {
     "chat": "scripts.chat",
     "ps": "scripts.ps",
     "doctor": "scripts.doctor",
-    "chaos": "scripts.chaos",
+    "chaos": "scripts.chaos.command",
     "bench": "scripts.bench.command",
     "model": "scripts.model",
     "keys": "scripts.keys_cli",

@@ -15,7 +15,7 @@ from scripts.failure import UsageFault
 PLANS = Path(__file__).resolve().parent.parent / "plans"
 
 FaultKind = Literal[
-    "kill", "kill_twice", "stop", "pause", "spin", "kill_supervisor", "clock_step", "disk_full", "frames", "poison"
+    "kill", "kill_twice", "stop", "pause", "spin", "kill_supervisor", "clock_step", "disk_full", "frames"
 ]
 
 

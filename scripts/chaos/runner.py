@@ -1,0 +1,148 @@
+"""One run: golden answers first, then turns and faults side by side, then quiet, then the checks."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from scripts.chaos import clients, hostile, verify
+from scripts.chaos.clients import Behaviour, Door
+from scripts.chaos.inject import Injection, NotFired, Tree, inject, kind_of, schedule
+from scripts.chaos.plan import Plan, planned
+from scripts.chaos.questions import draw
+from scripts.chaos.record import Evidence, Fired, Question, Violation
+from scripts.chaos.report import Progress
+
+OWNERS = 2
+QUIET = 90.0
+"""Seconds that what still runs when the clients are done may take to end."""
+PROBE_LIMIT = 60.0
+
+
+class Runner:
+    """The state of one run. Client threads append evidence, the fault thread appends what fired."""
+
+    def __init__(self, plan: Plan, seed: int, tree: Tree, door: Door) -> None:
+        self.plan = plan
+        self.tree = tree
+        self.door = door
+        self.rng = random.Random(seed)  # noqa: S311 - chaos must be repeatable
+        self.progress = Progress(plan.name, seed, plan.turns, planned(plan))
+        self.questions = [draw(plan, owner, self.rng) for owner in range(OWNERS)]
+        self.golden: dict[int, str] = {}
+        self._clients_done = threading.Event()
+
+    def run(self) -> Progress:
+        """Run it all but the checks that need the tree to be stopped."""
+        self._learn_golden()
+        kinds = sorted({kind_of(a.name) for a in self.tree.actors()})
+        faults = threading.Thread(target=self._break, args=(schedule(self.plan.faults, kinds, self.rng),))
+        faults.start()
+        self._talk()
+        self._clients_done.set()
+        faults.join()
+        self._check()
+        return self.progress
+
+    def _learn_golden(self) -> None:
+        for owner, questions in enumerate(self.questions):
+            for question in questions:
+                evidence = Evidence("sdk_whole", question, owner)
+                clients.run(self.door, evidence, Behaviour(), self.rng)
+                if evidence.outcome != "done":
+                    raise NotFired(f"no golden answer to {question.text!r}: {evidence.outcome} {evidence.detail}")
+                self.golden[question.number] = evidence.text
+
+    def _talk(self) -> None:
+        jobs = [self._job(number) for number in range(self.plan.turns)]
+        with ThreadPoolExecutor(self.plan.concurrency) as pool:
+            for evidence in pool.map(self._turn, jobs):
+                self.progress.turns.append(evidence)
+
+    def _job(self, number: int) -> tuple[Evidence, Behaviour, random.Random]:
+        owner = self.rng.randrange(OWNERS)
+        question: Question = self.rng.choice(self.questions[owner])
+        kind = self.plan.clients[number % len(self.plan.clients)]
+        for_good = self.rng.random() < self.plan.abandon
+        leaves = for_good or self.rng.random() < self.plan.disconnects
+        behaviour = Behaviour(self.rng.randrange(1, 60) if leaves else None, for_good)
+        return Evidence(kind, question, owner), behaviour, random.Random(self.rng.random())  # noqa: S311
+
+    def _turn(self, job: tuple[Evidence, Behaviour, random.Random]) -> Evidence:
+        evidence, behaviour, rng = job
+        clients.run(self.door, evidence, behaviour, rng)
+        if rng.random() < self.plan.hostile:
+            self.progress.violations += hostile.provoke(self.door, rng)
+        return evidence
+
+    def _break(self, injections: list[Injection]) -> None:
+        began = time.monotonic()
+        for injection in injections:
+            time.sleep(self.rng.expovariate(1 / self.plan.pace))
+            at = time.monotonic()
+            name = f"{injection.plan.kind} {injection.target}".strip()
+            try:
+                hit = inject(self.tree, injection, self.rng)
+            except NotFired as reason:
+                self.progress.not_fired.append(f"{name}: {reason}")
+                continue
+            recovered = self._first_good_answer(at)
+            self.progress.fired.append(Fired(injection.plan.kind, injection.target, round(at - began, 2), recovered, hit))
+
+    def _first_good_answer(self, since: float) -> float | None:
+        """Ask the shortest question until it is answered well; return how long that took since the fault."""
+        question = self.questions[0][0]
+        body = {**question.body(), "max_completion_tokens": 1, "fast_answers": "off"}
+        while time.monotonic() - since < PROBE_LIMIT:
+            try:
+                answer = httpx.post(f"{self.door.root}/v1/chat/completions", json=body, headers=self.door.headers(0), timeout=30)
+                if answer.status_code == 200 and self.golden[0].startswith(answer.json()["choices"][0]["message"]["content"]):
+                    return round(time.monotonic() - since, 3)
+            except (httpx.TransportError, json.JSONDecodeError):
+                pass
+            time.sleep(0.02)
+        return None
+
+    def _check(self) -> None:
+        metrics = self._wait_for_quiet()
+        found = self.progress.violations
+        found += verify.check_turns(self.progress.turns, self.golden)
+        found += verify.check_canaries(self.progress.turns, OWNERS)
+        found += verify.check_figures(metrics)
+        found += verify.check_recovery(self.progress.fired)
+        found += verify.check_books(self.progress.turns, charged(self.tree.state))
+
+    def _wait_for_quiet(self) -> str:
+        end = time.monotonic() + QUIET
+        text = ""
+        while time.monotonic() < end:
+            try:
+                text = httpx.get(f"{self.door.root}/metrics", headers=self.door.headers(0), timeout=10).text
+                if not verify.check_figures(text):
+                    return text
+            except httpx.TransportError:
+                pass
+            time.sleep(0.25)
+        return text
+
+
+def charged(state: Path) -> dict[str, tuple[int, int]]:
+    """Return what the books charged each request for: (prompt tokens, completion tokens)."""
+    from store.books import Books  # noqa: PLC0415 - the run itself must not need the books
+
+    books = Books.read_only(state / "books.sqlite")
+    try:
+        return books.tokens_by_request()
+    finally:
+        books.close()
+
+
+def left_over(state: Path) -> list[Violation]:
+    """Check what only shows when the tree was stopped."""
+    return verify.check_left_over(state)

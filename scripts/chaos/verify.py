@@ -1,0 +1,101 @@
+"""The invariants A to H, checked from outside on what the clients saw, the books, the figures and the machine."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from scripts.chaos.record import Evidence, Fired, Violation
+
+RECOVERY_LIMIT = 2.0
+"""Seconds to the first good answer after a kill (a batcher's: plus model load)."""
+CANARY = "canary-{owner}-{number}"
+
+
+def check_turns(turns: Iterable[Evidence], golden: Mapping[int, str]) -> list[Violation]:
+    """A: each ends once. B: every connection saw a prefix of the golden text, the last the whole."""
+    broken = []
+    for turn in turns:
+        where = f"{turn.client} turn {turn.response_id or '?'} ({turn.question.text[:40]!r})"
+        whole = golden[turn.question.number]
+        if turn.outcome == "never ended":
+            broken.append(Violation("A", f"{where} never ended: {turn.detail}"))
+        if turn.outcome == "error":
+            broken.append(Violation("A", f"{where} ended in an error: {turn.detail}"))
+        for number, seen in enumerate(turn.attempts):
+            if not whole.startswith(seen):
+                broken.append(Violation("B", f"{where} connection {number}: saw {seen[-60:]!r}, not a prefix of the golden text"))
+        if turn.outcome == "done" and turn.text != whole:
+            broken.append(Violation("B", f"{where} ended with {len(turn.text)} of {len(whole)} characters"))
+    return broken
+
+
+def check_canaries(turns: Sequence[Evidence], owners: int) -> list[Violation]:
+    """D: no owner's canary appears in another's text."""
+    broken = []
+    for turn in turns:
+        for owner in range(owners):
+            if owner != turn.owner and f"canary-{owner}-" in " ".join(turn.attempts).lower():
+                broken.append(Violation("D", f"turn {turn.response_id} of owner {turn.owner} holds a canary of owner {owner}"))
+    return broken
+
+
+def check_books(turns: Iterable[Evidence], charged: Mapping[str, tuple[int, int]]) -> list[Violation]:
+    """C: each finished turn is charged for exactly what its client was told. `charged`: request → (prompt, completion)."""
+    broken = []
+    for turn in turns:
+        if turn.outcome != "done" or turn.completion_tokens is None:
+            continue
+        request = turn.response_id.split("-", 1)[-1].removeprefix("resp_")
+        told = (turn.prompt_tokens, turn.completion_tokens)
+        if charged.get(request) != told:
+            broken.append(Violation("C", f"turn {request}: the client was told {told}, the books say {charged.get(request)}"))
+    return broken
+
+
+def check_figures(metrics: str) -> list[Violation]:
+    """C: no reservation is open. E: no check was skipped. F: nothing runs, no KV block is in use."""
+    broken = []
+    for invariant, name in (
+        ("C", "antiphon_open_reservations"), ("E", "antiphon_safety_check_skipped_total"),
+        ("F", "antiphon_num_requests_running"), ("F", "antiphon_num_requests_waiting"), ("F", "antiphon_live_turns"),
+        ("D", "antiphon_owner_mismatch_total"),
+    ):
+        values = [float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", metrics, re.MULTILINE)]
+        if not values:
+            broken.append(Violation(invariant, f"/metrics has no {name}"))
+        elif sum(values):
+            broken.append(Violation(invariant, f"{name} is {sum(values):g} after all was quiet"))
+    return broken
+
+
+def check_recovery(fired: Iterable[Fired]) -> list[Violation]:
+    """G: a good answer within the limit of each kill; a batcher's and the whole tree's also load the model."""
+    return [
+        Violation("G", f"{f.kind} {f.target}: {'no good answer' if f.recovered is None else f'{f.recovered:.2f} s'}")
+        for f in fired
+        if f.kind == "kill" and (f.recovered is None or f.recovered > (RECOVERY_LIMIT if "batcher" not in f.target else RECOVERY_LIMIT + 8))
+    ]
+
+
+def check_left_over(state: Path) -> list[Violation]:
+    """F: after the stop no process names the state directory, and no socket or half-written file is left in it."""
+    broken = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(str(state).encode() in word for word in words) and b"chaos" not in words:
+                broken.append(Violation("F", f"process {entry.name} is left: {b' '.join(words)[:120]!r}"))
+    left = [*state.glob("run/*.ipc"), *state.glob("run/*.sock"), *state.rglob("*.part")]
+    broken += [Violation("F", f"file {path.name} is left") for path in left]
+    return broken
+
+
+def outcomes(turns: Iterable[Evidence]) -> Counter[str]:
+    """Count how the turns ended."""
+    return Counter(turn.outcome for turn in turns)
