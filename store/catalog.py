@@ -1,0 +1,171 @@
+"""The catalog: reviewed answers by normal form, in one read-only LMDB file that all processes share.
+
+A value holds the entry's features as fixed-width numbers, its name and its answer. Answers that would not
+leave room for a second value on the page are compressed with a dictionary the catalog carries, so that a
+page holds several. Records of the catalog itself have keys that begin with NUL, which no question has.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+import msgspec
+from attrs import frozen
+
+from store.normalise import NORMALISER
+
+SCHEMA: Final = 1
+FEATURES: Final = ("historical_uplift", "query_frequency", "answered_at", "feedback_volume")
+"""In a value's order, float64 each. `answered_at` is in days since 1970."""
+ABOUT_KEY: Final = b"\0about"
+DICTIONARY_KEY: Final = b"\0dictionary"
+ROOMY_NODE: Final = 2038
+"""Bytes of header, key and value of which two share a 4 KiB page; larger ones take pages of their own."""
+NODE_HEADER: Final = 8
+ENGINE: Final = 0
+"""lmdb bundles two engines with incompatible files: which one wrote this."""
+
+_HEAD = struct.Struct(f"<BB{len(FEATURES)}d")
+_PLAIN, _PACKED, _ALIAS = 0, 1, 2
+_CACHED_ENTRIES = 4096
+"""Decoded entries kept: the head of the traffic, some 12 MB at 2.5 KB an answer."""
+
+
+class CatalogError(Exception):
+    """The file is no catalog that this program can serve; the text says why."""
+
+
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a catalog says of itself."""
+
+    schema: int
+    normaliser: str
+    """Digest of the normal form its keys are in."""
+    features: tuple[str, ...]
+    entries: int
+    keys: int
+    probe: str
+    """A question that must be found in it, asked before it serves."""
+
+
+@frozen
+class Entry:
+    """A reviewed answer. `features` are in the order of `FEATURES`."""
+
+    name: str
+    features: tuple[float, ...]
+    answer: str
+
+
+class Packer:
+    """Lays entries out as values."""
+
+    def __init__(self, dictionary: bytes) -> None:
+        # Level 1: on answers of 2 KB with a dictionary, a tenth larger than level 6 and twice as fast.
+        self._primed = zlib.compressobj(1, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, dictionary)
+
+    def pack(self, key: bytes, entry: Entry) -> bytes:
+        """Return an entry's value, compressed if it would not share its page otherwise."""
+        answer = entry.answer.encode()
+        plain = _packed(_PLAIN, entry, answer)
+        if NODE_HEADER + len(key) + len(plain) <= ROOMY_NODE:
+            return plain
+        deflate = self._primed.copy()  # a third of the cost of taking the dictionary in again
+        return min(plain, _packed(_PACKED, entry, deflate.compress(answer) + deflate.flush()), key=len)
+
+
+def pack_alias(target: bytes) -> bytes:
+    """Lay out the value of another phrasing: the key that has the entry."""
+    return bytes([_ALIAS]) + target
+
+
+def _packed(layout: int, entry: Entry, answer: bytes) -> bytes:
+    name = entry.name.encode()
+    return _HEAD.pack(layout, len(name), *entry.features) + name + answer
+
+
+class Catalog:
+    """An open catalog. One process, one thread; `close` unmaps it.
+
+    The file must have been checked against its manifest first: a truncated one ends the process with SIGBUS.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map the file and read what it says of itself. Raises `CatalogError`."""
+        try:
+            self._environment: Any = lmdb.open(
+                str(path),
+                subdir=False,
+                readonly=True,
+                lock=False,
+                max_dbs=0,
+                readahead=False,
+                lib_version=ENGINE,
+            )
+        except (lmdb.Error, OSError) as error:
+            raise CatalogError(f"{path} cannot be opened as a catalog: {error}") from error
+        self._transaction: Any = self._environment.begin()
+        self._get = self._transaction.get
+        self._decoded: dict[bytes, Entry] = {}
+        try:
+            self.about = self._read_about(path)
+        except CatalogError:
+            self.close()
+            raise
+        self._dictionary: bytes = self._get(DICTIONARY_KEY, b"")
+
+    def _read_about(self, path: Path) -> About:
+        try:
+            about = msgspec.json.decode(self._get(ABOUT_KEY, b""), type=About)
+        except (msgspec.DecodeError, lmdb.Error) as error:
+            raise CatalogError(f"{path} has no readable description: {error}") from error
+        if about.schema != SCHEMA or about.features != FEATURES:
+            raise CatalogError(
+                f"{path} has schema {about.schema} with features {', '.join(about.features)}; "
+                f"this program reads schema {SCHEMA} with {', '.join(FEATURES)}: build it again"
+            )
+        if about.normaliser != NORMALISER.digest:
+            raise CatalogError(
+                f"{path} was built with normal form {about.normaliser[:12]}, this program has "
+                f"{NORMALISER.digest[:12]} (version {NORMALISER.version}): build it again"
+            )
+        return about
+
+    def find(self, key: bytes) -> Entry | None:
+        """Return the entry of a key made by `key_of`, or None. Microseconds; waits for a page at most."""
+        entry = self._decoded.get(key)
+        if entry is not None:
+            return entry
+        value = self._get(key)
+        if value is None:
+            return None
+        if value[0] == _ALIAS:
+            return self.find(value[1:])
+        entry = self._unpacked(value)
+        if len(self._decoded) >= _CACHED_ENTRIES:
+            del self._decoded[next(iter(self._decoded))]
+        self._decoded[key] = entry
+        return entry
+
+    def _unpacked(self, value: bytes) -> Entry:
+        layout, name_length, *features = _HEAD.unpack_from(value)
+        start = _HEAD.size + name_length
+        answer = value[start:]
+        if layout == _PACKED:
+            answer = zlib.decompressobj(-15, self._dictionary).decompress(answer)
+        return Entry(value[_HEAD.size : start].decode(), tuple(features), answer.decode())
+
+    def items(self) -> Any:
+        """Yield every (key, entry) in key order, aliases left out. For tools, not for serving."""
+        for key, value in self._transaction.cursor():
+            if not key.startswith(b"\0") and value[0] != _ALIAS:
+                yield key, self._unpacked(value)
+
+    def close(self) -> None:
+        """Unmap the file. Nothing that was returned depends on it."""
+        self._transaction.abort()
+        self._environment.close()
