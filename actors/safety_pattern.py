@@ -31,7 +31,14 @@ class Chars:
     tests: tuple[Callable[[str], bool], ...] = ()
     negated: bool = False
 
-    def __contains__(self, char: str) -> bool:
+    @property
+    def is_plain(self) -> bool:
+        """Say whether `members` says it all."""
+        return not self.tests and not self.negated
+
+    def __contains__(self, char: object) -> bool:
+        if not isinstance(char, str):
+            return False
         found = char in self.members or any(test(char) for test in self.tests)
         return found != self.negated
 

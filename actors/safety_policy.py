@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,8 @@ from cattrs.v import format_exception
 
 from actors import shadow
 from actors.protocol import Direction
-from actors.safety_pattern import Automaton, Chars, PatternError, literal, parse
+from actors.safety_pattern import Automaton, PatternError, literal, parse
+from actors.shadow import Table
 
 CATEGORIES = (
     "harassment",
@@ -88,21 +89,25 @@ class RuleSet:
     """
 
     rules: tuple[Rule, ...]
-    chars: tuple[Chars, ...] = ()
+    chars: tuple[Container[str], ...] = ()
     first: tuple[int, ...] = ()
     last: frozenset[int] = frozenset()
     follow: tuple[tuple[int, ...], ...] = ()
     owner: tuple[int, ...] = ()
-    starts: dict[str, tuple[int, ...]] = field(factory=dict, eq=False, repr=False)
-    """Where a match may begin with this character; filled as characters are met."""
+    starts: Table[tuple[int, ...]] = field(init=False, eq=False, repr=False)
+    """The positions at which a character can begin a match."""
 
-    def beginning_with(self, char: str) -> tuple[int, ...]:
-        """Return the positions at which `char` can begin a match."""
-        found = self.starts.get(char)
-        if found is None:
-            found = tuple(p for p in self.first if char in self.chars[p])
-            self.starts[char] = found
-        return found
+    @starts.default
+    def _starts(self) -> Table[tuple[int, ...]]:
+        return Table(lambda char: tuple(p for p in self.first if char in self.chars[p]))
+
+    starts_inside: Table[tuple[int, ...]] = field(init=False, eq=False, repr=False)
+    """The same inside a word: those of rules that do not ask for whole words."""
+
+    @starts_inside.default
+    def _starts_inside(self) -> Table[tuple[int, ...]]:
+        loose = {p for p in self.first if not self.rules[self.owner[p]].word}
+        return Table(lambda char: tuple(p for p in self.starts[char] if p in loose))
 
 
 @frozen
@@ -170,7 +175,7 @@ def _check(rules: Sequence[Rule]) -> None:
 
 
 def _compile(rules: Sequence[Rule]) -> RuleSet:
-    chars: list[Chars] = []
+    chars: list[Container[str]] = []
     first: list[int] = []
     last: list[int] = []
     follow: list[tuple[int, ...]] = []
@@ -178,7 +183,7 @@ def _compile(rules: Sequence[Rule]) -> RuleSet:
     for index, rule in enumerate(rules):
         for automaton in _automata(rule):
             base = len(chars)
-            chars += automaton.chars
+            chars += (c.members if c.is_plain else c for c in automaton.chars)
             first += sorted(base + p for p in automaton.first)
             last += [base + p for p in automaton.last]
             follow += [tuple(sorted(base + q for q in after)) for after in automaton.follow]

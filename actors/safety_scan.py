@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from attrs import define, field, frozen
 
 from actors.safety_policy import Rule, RuleSet
-from actors.shadow import fold, is_wordlike
+from actors.shadow import SHADOWS, WORDLIKE
 
 LOOKBACK = 32
 """Unseen characters in a row that are looked past for a word's left neighbour; `Screen.context` has more."""
@@ -70,8 +70,8 @@ class Scan:
 
     def read_context(self, context: str) -> None:
         """Learn the left neighbour of the text to come."""
-        for char in context:
-            casts = fold(char)
+        for char in context[-LOOKBACK - 1 :]:
+            casts = SHADOWS[char]
             if not casts:
                 self._pass_unseen()
             for cast in casts:
@@ -79,63 +79,60 @@ class Scan:
 
     def read(self, text: str) -> Iterator[Match]:
         """Scan the next piece; yield matches as they are completed."""
-        alive_or_pending = False
-        beginning_with = self._rules.beginning_with
+        starts, starts_inside = self._rules.starts, self._rules.starts_inside
         for char in text:
-            casts = fold(char)
+            casts = SHADOWS[char]
             if not casts:
                 self._pass_unseen()
             for cast in casts:
-                if alive_or_pending or beginning_with(cast):
-                    yield from self._feed(cast)
-                    alive_or_pending = bool(self._alive or self._pending)
-                self._left, self._unseen = cast, 0
+                inside_word = WORDLIKE[cast] and WORDLIKE[self._left]
+                beginning = starts_inside[cast] if inside_word else starts[cast]
+                if beginning or self._alive or self._pending:
+                    yield from self._feed(cast, inside_word, beginning)
+                self._left = cast
+                self._unseen = 0
             self._read += 1
 
     def finish(self) -> Iterator[Match]:
         """End the text: whole words at its end are whole."""
-        yield from self._settle("")
+        yield from self._settle(inside_word=False)
 
     def _pass_unseen(self) -> None:
         self._unseen += 1
         if self._unseen >= LOOKBACK:
             self._left = ""
 
-    def _feed(self, cast: str) -> Iterator[Match]:
-        yield from self._settle(cast)
-        if cast == " " and self._left == " ":
-            return
-        self._alive = self._step(cast)
-        yield from self._accept()
+    def _feed(self, cast: str, inside_word: bool, beginning: tuple[int, ...]) -> list[Match]:
+        found = self._settle(inside_word) if self._pending else []
+        if not (cast == " " == self._left):
+            self._step(cast, beginning)
+            found += self._accept()
+        return found
 
-    def _step(self, cast: str) -> dict[int, int]:
-        rules = self._rules
+    def _step(self, cast: str, beginning: tuple[int, ...]) -> None:
+        follow, chars = self._rules.follow, self._rules.chars
         after: dict[int, int] = {}
         for position, start in self._alive.items():
-            for following in rules.follow[position]:
-                if cast in rules.chars[following] and start < after.get(following, start + 1):
+            for following in follow[position]:
+                if cast in chars[following] and start < after.get(following, start + 1):
                     after[following] = start
-        inside_word = is_wordlike(cast) and is_wordlike(self._left)
-        for position in rules.beginning_with(cast):
-            if not (inside_word and rules.rules[rules.owner[position]].word):
-                after.setdefault(position, self._read)
-        return after
+        for position in beginning:
+            after.setdefault(position, self._read)
+        self._alive = after
 
-    def _accept(self) -> Iterator[Match]:
+    def _accept(self) -> list[Match]:
+        """Return the matches that end here; those of whole words wait for what comes next."""
         rules = self._rules
-        done = sorted((start, rules.owner[p]) for p, start in self._alive.items() if p in rules.last)
-        for start, rule in done:
+        found = []
+        for start, rule in sorted((self._alive[p], rules.owner[p]) for p in self._alive.keys() & rules.last):
             if rules.rules[rule].word:
                 self._pending.append((start, rule))
             else:
-                yield Match(rules.rules[rule], start)
+                found.append(Match(rules.rules[rule], start))
+        return found
 
-    def _settle(self, cast: str) -> Iterator[Match]:
-        """Decide the whole-word matches that ended just before `cast`."""
-        if not self._pending:
-            return
-        inside_word = is_wordlike(cast) and is_wordlike(self._left)
-        ready = () if inside_word else sorted(self._pending)
+    def _settle(self, inside_word: bool) -> list[Match]:
+        """Decide the whole-word matches that ended just before this character."""
+        ready = [] if inside_word else sorted(self._pending)
         self._pending.clear()
-        for start, rule in ready:
-            yield Match(self._rules.rules[rule], start)
+        return [Match(self._rules.rules[rule], start) for start, rule in ready]

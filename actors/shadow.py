@@ -10,8 +10,12 @@ a space. Matching is therefore deaf to accents; that is meant.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
+from typing import TypeVar
 
 from attrs import frozen
+
+T = TypeVar("T")
 
 VERSION = "1"
 """Raised whenever the shadow of any code point changes; part of a policy's digest."""
@@ -70,7 +74,7 @@ def shadow_of(text: str) -> Shadow:
 
 def fold(char: str) -> str:
     """Return the shadow of one code point: "" when it casts none, several characters for a ligature."""
-    return _CACHE[char]
+    return SHADOWS[char]
 
 
 def is_wordlike(cast: str) -> bool:
@@ -114,13 +118,20 @@ def _is_seen(char: str) -> bool:
     return category not in ("Mn", "Me") or (category == "Mn" and unicodedata.combining(char) in _KEPT_MARKS)
 
 
-class _Cache(dict[str, str]):
-    """Shadows by code point, computed when first met: at most one entry for each of Unicode's 1.1 million."""
+class Table(dict[str, T]):
+    """A function of single characters, remembered: at most one entry for each of Unicode's 1.1 million."""
 
-    def __missing__(self, char: str) -> str:
-        cast = _cast(char)
-        self[char] = cast
-        return cast
+    def __init__(self, function: Callable[[str], T]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, char: str) -> T:
+        value = self._function(char)
+        self[char] = value
+        return value
 
 
-_CACHE = _Cache()
+SHADOWS = Table(_cast)
+"""`fold`, for loops over many characters."""
+WORDLIKE = Table(is_wordlike)
+"""`is_wordlike`, likewise."""
