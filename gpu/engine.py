@@ -1,0 +1,238 @@
+"""The engine: schedule, forward, sample. Many requests in, a token for each of them out, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu.admission import check_request
+from gpu.batch import BatchBuilder
+from gpu.blocks import BLOCK_SIZE, BlockPool
+from gpu.errors import BadRequest, EngineFull, ModelError
+from gpu.kernels import StepResult
+from gpu.kernels.host import PlainKernels
+from gpu.llama import Llama
+from gpu.memory import available_bytes
+from gpu.model_card import read_model_card
+from gpu.scheduler import Piece, Plan, Scheduler
+from gpu.sequence import Request, Sequence, SequenceOutput, StepOutput, StepStats, TokenLogprob
+from gpu.weights import open_weights
+
+MAX_BATCH, TOKEN_BUDGET, MAX_WAITING = 32, 512, 1024
+KV_SHARE = 0.25
+"""Of the memory that is available after loading, when nothing else is said."""
+
+
+class Engine:
+    """One model on one device. Not thread-safe: one owner calls `add`, `cancel` and `step` in turn.
+
+    `context_length` is the model's, or the KV pool's if that is smaller: any request that is taken can
+    finish alone.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        *,
+        eos_ids: tuple[int, ...],
+        blocks: int,
+        max_batch: int = MAX_BATCH,
+        token_budget: int = TOKEN_BUDGET,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.eos_ids = frozenset(eos_ids)
+        self.vocab_size = config.vocab_size
+        self.context_length = min(config.context_length, blocks * BLOCK_SIZE)
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(self.pool, max_batch, token_budget, max_waiting)
+        model.kernels.allocate_cache(blocks)
+        self._builder = BatchBuilder(max_batch, -(-self.context_length // BLOCK_SIZE), eos_ids)
+        self._sequences: dict[str, Sequence] = {}
+        self._ended: list[SequenceOutput] = []
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        kv_bytes: int | None = None,
+        max_batch: int = MAX_BATCH,
+        token_budget: int = TOKEN_BUDGET,
+        max_waiting: int = MAX_WAITING,
+        threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Engine:
+        """Load a GGUF file or a safetensors directory. Raises `ModelError`.
+
+        `kv_bytes` bounds the KV pool (default: a quarter of the memory that is left). `progress` is called
+        with
+        (bytes loaded, bytes in all).
+        """
+        del threads
+        card = read_model_card(path)
+        if progress:
+            progress(0, card.file_bytes)
+        model = Llama(open_weights(path), PlainKernels(open_weights(path), card.context_length))
+        if progress:
+            progress(card.file_bytes, card.file_bytes)
+        c = card.config
+        block_bytes = c.layers * BLOCK_SIZE * 2 * c.kv_heads * c.head_dim * 4
+        wanted = max_batch * -(-c.context_length // BLOCK_SIZE)
+        blocks = min(wanted, (kv_bytes or int(available_bytes() * KV_SHARE)) // block_bytes)
+        if blocks < 1:
+            raise ModelError(
+                f"no memory for one KV block of {block_bytes} bytes; raise kv_bytes or free some memory"
+            )
+        return cls(
+            model,
+            eos_ids=card.eos_ids,
+            blocks=blocks,
+            max_batch=max_batch,
+            token_budget=token_budget,
+            max_waiting=max_waiting,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._sequences or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Take a request. Raises `BadRequest` or `EngineFull`; nothing of it is kept then.
+
+        One whose `emitted` reach `max_tokens` already is answered by the next step with `length` and no
+        tokens.
+        """
+        if request.id in self._sequences:
+            raise BadRequest("id", f"{request.id!r} is in the engine already")
+        check_request(request, self.vocab_size, self.context_length)
+        if len(request.emitted) >= request.params.max_tokens:
+            self._ended.append(_ending(request, len(request.emitted), 0, "length"))
+            return
+        self._sequences[request.id] = self.scheduler.add(request)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request in whatever state it is; its blocks are free when this returns.
+
+        The next step reports it once more, as `cancelled`. False: it is not here, or has ended already.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._end(sequence, "cancelled")
+        return True
+
+    def step(self) -> StepOutput:
+        """Run one iteration: one more token for each decoding sequence, and a chunk of the prompts beside
+        them."""
+        began = time.perf_counter()
+        plan = self.scheduler.plan()
+        self._forget_preempted(plan)
+        result = self.model.step(self._builder.build(plan.pieces)) if plan.pieces else None
+        outputs = self._take(plan, result) if result else []
+        outputs, self._ended = [*self._ended, *outputs], []
+        return StepOutput(tuple(outputs), self._stats(plan, result, time.perf_counter() - began))
+
+    def close(self) -> None:
+        """Stop the kernels' threads and give memory back. The engine is of no use afterwards."""
+        self.model.kernels.close()
+
+    def _forget_preempted(self, plan: Plan) -> None:
+        if plan.preempted:
+            for sequence in self.scheduler.waiting:
+                self._builder.forget(sequence)
+
+    def _take(self, plan: Plan, result: StepResult) -> list[SequenceOutput]:
+        outputs = []
+        tokens, logprobs = result.tokens.tolist(), result.logprobs.tolist()
+        sample = 0
+        for piece in plan.pieces:
+            last = piece.is_last
+            self.scheduler.computed(piece)
+            if last:
+                detail = self._logprob(piece.sequence, result, sample, logprobs[sample])
+                outputs.append(self._accept(piece, tokens[sample], detail))
+                sample += 1
+        return outputs
+
+    @staticmethod
+    def _logprob(
+        sequence: Sequence, result: StepResult, sample: int, logprob: float
+    ) -> tuple[TokenLogprob, ...]:
+        wanted = sequence.request.params.logprobs
+        if wanted < 0:
+            return ()
+        top = zip(
+            result.top_tokens[sample, :wanted].tolist(),
+            result.top_logprobs[sample, :wanted].tolist(),
+            strict=True,
+        )
+        return (TokenLogprob(int(result.tokens[sample]), logprob, tuple(top)),)
+
+    def _accept(self, piece: Piece, token: int, detail: tuple[TokenLogprob, ...]) -> SequenceOutput:
+        """Append a sampled token, or end the sequence with it."""
+        sequence = piece.sequence
+        request, position = sequence.request, sequence.position
+        params = request.params
+        if token < 0:
+            error = "the model gave no finite distribution for this request"
+            return self._end(sequence, "error", error, report=False)
+        if token in params.stop_token_ids or (token in self.eos_ids and not params.ignore_eos):
+            return self._end(sequence, "stop", report=False)
+        sequence.tokens.append(token)
+        finish = "length" if position + 1 >= params.max_tokens else ""
+        if finish:
+            self._end(sequence, finish, report=False)
+        cached = sequence.cached_tokens or 0
+        return SequenceOutput(request.id, position, (token,), detail, finish, "", len(request.prompt), cached)
+
+    def _end(
+        self, sequence: Sequence, finish: str, error: str = "", *, report: bool = True
+    ) -> SequenceOutput:
+        self.scheduler.remove(sequence)
+        self._builder.forget(sequence)
+        del self._sequences[sequence.request.id]
+        output = _ending(sequence.request, sequence.position, sequence.cached_tokens or 0, finish, error)
+        if report:
+            self._ended.append(output)
+        return output
+
+    def _stats(self, plan: Plan, result: StepResult | None, seconds: float) -> StepStats:
+        forward = result.forward_seconds if result else 0.0
+        sampling = result.sampling_seconds if result else 0.0
+        decoded = sum(piece.is_last for piece in plan.pieces)
+        return StepStats(
+            batch=len(plan.pieces),
+            prefilled=sum(piece.count for piece in plan.pieces)
+            - sum(piece.count == 1 for piece in plan.pieces),
+            decoded=decoded,
+            waiting=len(self.scheduler.waiting),
+            blocks_used=self.pool.in_use,
+            blocks_total=self.pool.total,
+            preemptions=plan.preempted,
+            prefix_queried=plan.queried,
+            prefix_hits=plan.hits,
+            forward_seconds=forward,
+            sampling_seconds=sampling,
+            python_seconds=seconds - forward - sampling,
+            bytes_moved=result.bytes_moved if result else 0,
+        )
+
+
+def _ending(request: Request, position: int, cached: int, finish: str, error: str = "") -> SequenceOutput:
+    return SequenceOutput(request.id, position, (), (), finish, error, len(request.prompt), cached)
+
+
+__all__ = [
+    "BadRequest",
+    "Engine",
+    "EngineFull",
+    "Request",
+    "SequenceOutput",
+    "StepOutput",
+    "StepStats",
+    "TokenLogprob",
+]
