@@ -73,7 +73,7 @@ class Outbox:
     async def _squeeze(self, kind: str, data: bytes, when_full: WhenFull) -> bool:
         """Deal with a full queue; True when the message has replaced an older one."""
         await trio.lowlevel.checkpoint()
-        if when_full is WhenFull.NEWEST and self._replace(kind, data):
+        if when_full is WhenFull.NEWEST and len(self._queue) >= self.capacity and self._replace(kind, data):
             return True
         while len(self._queue) >= self.capacity and not self.closed:
             if when_full is not WhenFull.WAIT:
