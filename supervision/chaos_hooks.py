@@ -1,4 +1,4 @@
-"""Faults that only a process can do to itself, carried out on a signal. Installed only where ANTIPHON_CHAOS=1."""
+"""Faults that only a process can do to itself, done on a signal, and only where ANTIPHON_CHAOS=1."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ class Runtime:
             state_dir=state_dir,
             files=files or {},
         )
+        self.ready = trio.Event()
         self._grace = math.inf
         self._stopping = trio.Event()
 
@@ -70,6 +71,7 @@ class Runtime:
             async with trio.open_nursery() as nursery:
                 self.context.nursery = nursery
                 await self.actor.on_start()
+                self.ready.set()
                 task_status.started()
                 nursery.start_soon(self._work)
                 await self._stopping.wait()
