@@ -8,13 +8,15 @@ page holds several. Records of the catalog itself have keys that begin with NUL,
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 import msgspec
-from attrs import frozen
+from attrs import define, frozen
 
 from store.normalise import NORMALISER
 
@@ -88,27 +90,57 @@ def _packed(layout: int, entry: Entry, answer: bytes) -> bytes:
     return _HEAD.pack(layout, len(name), *entry.features) + name + answer
 
 
+@define
+class _Mapped:
+    """A file's one mapping in this process, however many catalogs read it: lmdb allows no second."""
+
+    file: tuple[int, int]
+    environment: Any
+    readers: int = 0
+
+
+_mappings: dict[tuple[int, int], _Mapped] = {}
+_mappings_lock = threading.Lock()
+
+
+def _mapped(path: Path) -> _Mapped:
+    with _mappings_lock:
+        try:
+            found = path.stat()
+            file = found.st_dev, found.st_ino
+            if file not in _mappings:
+                options: dict[str, Any] = {
+                    "subdir": False,
+                    "readonly": True,
+                    "lock": False,
+                    "max_dbs": 0,
+                    "readahead": False,
+                }
+                _mappings[file] = _Mapped(file, lmdb.open(str(path), lib_version=ENGINE, **options))
+        except (lmdb.Error, OSError) as error:
+            raise CatalogError(f"{path} cannot be opened as a catalog: {error}") from error
+        _mappings[file].readers += 1
+        return _mappings[file]
+
+
+def _unmapped(mapped: _Mapped) -> None:
+    with _mappings_lock:
+        mapped.readers -= 1
+        if mapped.readers == 0:
+            del _mappings[mapped.file]
+            mapped.environment.close()
+
+
 class Catalog:
-    """An open catalog. One process, one thread; `close` unmaps it.
+    """An open catalog, for one thread at a time. `close` unmaps it.
 
     The file must have been checked against its manifest first: a truncated one ends the process with SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
         """Map the file and read what it says of itself. Raises `CatalogError`."""
-        try:
-            self._environment: Any = lmdb.open(
-                str(path),
-                subdir=False,
-                readonly=True,
-                lock=False,
-                max_dbs=0,
-                readahead=False,
-                lib_version=ENGINE,
-            )
-        except (lmdb.Error, OSError) as error:
-            raise CatalogError(f"{path} cannot be opened as a catalog: {error}") from error
-        self._transaction: Any = self._environment.begin()
+        self._file = _mapped(path)
+        self._transaction: Any = self._file.environment.begin()
         self._get = self._transaction.get
         self._decoded: dict[bytes, Entry] = {}
         try:
@@ -159,13 +191,14 @@ class Catalog:
             answer = zlib.decompressobj(-15, self._dictionary).decompress(answer)
         return Entry(value[_HEAD.size : start].decode(), tuple(features), answer.decode())
 
-    def items(self) -> Any:
-        """Yield every (key, entry) in key order, aliases left out. For tools, not for serving."""
+    def items(self) -> Iterator[tuple[bytes, Entry]]:
+        """Yield every (key, entry) in key order, other phrasings too. For tools, not for serving."""
         for key, value in self._transaction.cursor():
-            if not key.startswith(b"\0") and value[0] != _ALIAS:
-                yield key, self._unpacked(value)
+            if not key.startswith(b"\0"):
+                target: bytes = self._get(value[1:]) if value[0] == _ALIAS else value
+                yield key, self._unpacked(target)
 
     def close(self) -> None:
         """Unmap the file. Nothing that was returned depends on it."""
         self._transaction.abort()
-        self._environment.close()
+        _unmapped(self._file)

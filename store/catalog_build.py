@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -30,6 +29,7 @@ from store.catalog import (
     Packer,
     pack_alias,
 )
+from store.durable import flush
 from store.normalise import NORMALISER, key_of
 
 DICTIONARY_BYTES = 32768
@@ -260,7 +260,7 @@ class CatalogBuilder:
                     transaction.cursor().putmulti(batch, append=True)
         finally:
             environment.close()
-        flush_file(target)
+        flush(target)
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         """Everything in the file, in key order: the catalog's own records first."""
@@ -286,15 +286,6 @@ class CatalogBuilder:
         answers = [self._source.read(self._places[key].where).answer.encode() for key in chosen]
         share = max(64, DICTIONARY_BYTES // len(answers))
         return b"".join(answer[:share] for answer in answers)[-DICTIONARY_BYTES:]
-
-
-def flush_file(path: Path) -> None:
-    """Put a file's bytes on the disk. Raises `OSError` if they are not."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fault(row: CatalogRow) -> str:
