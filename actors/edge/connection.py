@@ -1,0 +1,260 @@
+"""One client's connection: hypercorn's HTTP/1.1 and websocket protocols on a socket with bounds."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from itertools import chain
+from math import inf
+from typing import Any, cast
+
+import h11
+import trio
+from attrs import frozen
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
+from wsproto.events import Ping
+
+from actors.edge.errors import ApiError, encode, invalid
+from actors.protocol import ErrorBody
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with a timeout of 0: closing sends a reset and keeps nothing."""
+
+_LAST_WORDS = 1.0
+"""Seconds that a client gets to read the end of its last reply when the server stops."""
+
+
+@frozen
+class Limits:
+    """Bounds of one connection; see `ServerLimits`."""
+
+    header_bytes: int
+    headers: int
+    send: float
+    linger_bytes: int
+    linger: float
+    ping: float
+
+
+class Connection(TCPServer):
+    """A connection that ends by itself, whatever its client does: reads, writes and silence are bounded."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream,
+        limits: Limits,
+    ) -> None:
+        super().__init__(app, config, context, {}, cast("Any", stream))
+        self.stream: trio.SocketStream  # type: ignore[assignment]  # in the clear: TLS ends before us
+        self.protocol: GuardedH11  # type: ignore[assignment]  # never HTTP/2
+        self._limits = limits
+        self._lingering = False
+        self._reading = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Serve the connection to its end. Any exception that comes out means: reset the socket."""
+        sock = self.stream.socket
+        try:
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
+        except OSError:
+            return  # gone before it began
+        async with TaskGroup() as task_group:
+            self._task_group = task_group
+            self.protocol = GuardedH11(
+                self.app,
+                self.config,
+                self.context,
+                task_group,
+                ConnectionState({}),
+                False,
+                client,
+                server,
+                self.protocol_send,
+                self._limits,
+            )
+            await self.protocol.initiate()
+            await self.idle_task.restart(task_group, self._idle_timeout)
+            await self._read_data()
+            await self.idle_task.stop()
+        await self.stream.aclose()
+
+    def abort(self) -> None:
+        """Reset the socket; whoever waits on it goes on with `ClosedResourceError`."""
+        abort(self.stream)
+
+    async def protocol_send(self, event: Event) -> None:
+        """Hypercorn's way out: bytes, the end of the connection, or a change between idle and busy."""
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            await self._end()
+            await self.protocol.handle(Closed())
+        elif isinstance(event, Updated):
+            if event.idle:
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+            else:
+                await self.idle_task.stop()
+
+    async def _send(self, data: bytes) -> None:
+        """Send within the deadline. Shielded, for half a chunk is no chunk; `abort` ends it all the same."""
+        async with self.send_lock:
+            try:
+                with trio.move_on_after(self._limits.send, shield=True) as scope:
+                    await self.stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.protocol.handle(Closed())
+                return
+            if scope.cancelled_caught:
+                self.abort()
+                await self.protocol.handle(Closed())
+
+    async def _end(self) -> None:
+        """Say that no more comes, and read on for a while: closing on unread bytes recalls what was sent."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            await self.stream.send_eof()
+        self._lingering = True
+        patience = _LAST_WORDS if self.context.terminated.is_set() else self._limits.linger
+        self._reading.deadline = trio.current_time() + patience
+
+    async def _read_data(self) -> None:
+        with self._reading:
+            while not self._lingering:
+                data = await self._receive()
+                if data is None or self._lingering:
+                    break
+                await self.protocol.handle(RawData(data))
+                if not data:
+                    break
+            if self._lingering:
+                await self._drop_the_rest()
+        await self.protocol.handle(Closed())
+
+    async def _receive(self) -> bytes | None:
+        """Return what came, b"" at the end; None when the connection is lost or a websocket fell silent."""
+        for is_second_silence in (False, True):
+            with trio.move_on_after(self._patience()):
+                try:
+                    return bytes(await self.stream.receive_some(MAX_RECV))
+                except (trio.ClosedResourceError, trio.BrokenResourceError):
+                    return None
+            if not is_second_silence:
+                await self.protocol.ping()
+        return None
+
+    def _patience(self) -> float:
+        return self._limits.ping if self.protocol.is_websocket else inf
+
+    async def _drop_the_rest(self) -> None:
+        left = self._limits.linger_bytes
+        while left > 0:
+            try:
+                data = await self.stream.receive_some(MAX_RECV)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                return
+            if not data:
+                return
+            left -= len(data)
+
+    async def _initiate_server_close(self) -> None:
+        await self.protocol.handle(Closed())
+        await self.stream.aclose()
+
+
+class GuardedH11(H11Protocol):
+    """HTTP/1.1 and websockets, and nothing else: no cleartext HTTP/2, no two framings of one body."""
+
+    def __init__(self, *args: Any) -> None:
+        *rest, limits = args
+        super().__init__(*rest)
+        self._limits: Limits = limits
+
+    @property
+    def is_websocket(self) -> bool:
+        """The connection was upgraded."""
+        return isinstance(self.stream, WSStream) and self.stream.state is ASGIWebsocketState.CONNECTED
+
+    async def ping(self) -> None:
+        """Ask a silent websocket for a sign of life."""
+        if isinstance(self.stream, WSStream):
+            await self.stream._send_wsproto_event(Ping())  # noqa: SLF001 - hypercorn has no public way
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Take no part in an upgrade to HTTP/2: a server may pass over the offer."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        try:
+            self._check(request)
+        except ApiError as error:
+            await self._refuse(error.body)
+        else:
+            await super()._create_stream(_without_compression(request))
+
+    def _check(self, request: h11.Request) -> None:
+        names = [name for name, _ in request.headers]
+        size = len(request.target) + sum(len(n) + len(v) + 4 for n, v in request.headers)
+        if request.http_version not in {b"1.0", b"1.1"}:
+            raise ApiError(ErrorBody(505, "invalid_request_error", "Only HTTP/1.1 is served here."))
+        if b"transfer-encoding" in names and b"content-length" in names:
+            raise invalid("A request has Content-Length or Transfer-Encoding, not both.")
+        if size > self._limits.header_bytes or len(names) > self._limits.headers:
+            raise ApiError(ErrorBody(431, "invalid_request_error", "The request's headers are too large."))
+        if _asks_for_websocket(request) and self.connection.trailing_data[0]:
+            raise invalid("Bytes after an upgrade request must wait for its answer.")
+
+    async def _refuse(self, body: ErrorBody) -> None:
+        await self._answer(body)
+        await self.send(Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Answer what is not HTTP, with a body that says so."""
+        error = "The request is not valid HTTP/1.1."
+        await self._answer(ErrorBody(status_code, "invalid_request_error", error))
+
+    async def _answer(self, body: ErrorBody) -> None:
+        data = encode(body)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+            (b"connection", b"close"),
+        ]
+        response = h11.Response(
+            status_code=body.status, headers=list(chain(headers, self.config.response_headers("h11")))
+        )
+        await self._send_h11_event(response)
+        await self._send_h11_event(h11.Data(data=data))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def _asks_for_websocket(request: h11.Request) -> bool:
+    return request.method == b"GET" and any(
+        n == b"upgrade" and v.strip().lower() == b"websocket" for n, v in request.headers
+    )
+
+
+def _without_compression(request: h11.Request) -> h11.Request:
+    """Drop the offer of compressed websocket frames: 64 KiB of those may be 64 MiB of text."""
+    headers = [(n, v) for n, v in request.headers if n != b"sec-websocket-extensions"]
+    return h11.Request(
+        method=request.method, target=request.target, headers=headers, http_version=request.http_version
+    )
+
+
+def abort(stream: trio.SocketStream) -> None:
+    """Close a socket by reset if it is still open; whoever waits on it gets `ClosedResourceError`."""
+    if stream.socket.fileno() < 0:
+        return
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    stream.socket.close()
