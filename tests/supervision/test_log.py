@@ -1,0 +1,42 @@
+import io
+import json
+import logging
+
+import pytest
+
+from supervision import log
+
+
+@pytest.fixture
+def lines():
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    log.install("session.0", 7, stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_a_line_says_who_what_and_the_facts(lines):
+    logging.getLogger("x").info("dead letter", extra={"fields": {"reason": "late", "total": 3}})
+    (line,) = lines()
+    assert line["actor"] == "session.0"
+    assert line["epoch"] == 7
+    assert (line["event"], line["reason"], line["total"]) == ("dead letter", "late", 3)
+    assert line["time"].endswith("Z")
+
+
+def test_an_exception_is_logged_without_its_words(lines):
+    error = ExceptionGroup("outer", [ValueError("the user's secret")])
+    logging.getLogger("x").error("actor died", exc_info=error)
+    (line,) = lines()
+    assert line["exception"] == "ValueError"
+    assert "secret" not in json.dumps(line)
+
+
+def test_a_description_names_type_and_place_or_words():
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 / 0
+    assert log.describe(caught.value).startswith("ZeroDivisionError at test_log.py:")
+    assert log.describe(caught.value, with_words=True) == "ZeroDivisionError: division by zero"
