@@ -1,0 +1,116 @@
+"""What was decided and what people said of it: rows to train and judge decision models by.
+
+    feedback/
+        decisions/2026-11-30/fast_answer.0-7.jsonl   a writer's own file, appended to
+        ratings/2026-11-30/edge.0-3.jsonl
+        decisions/2026-11-29.parquet                 a day that is over, sealed
+        decisions/2026-11-29.manifest.json
+
+No row has text of a conversation in it. A row is never changed; a day is sealed once, when it is over.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from store.durable import flush
+
+DECISIONS: Final = "decisions"
+RATINGS: Final = "ratings"
+Kind = Literal["decisions", "ratings"]
+
+
+class DecisionRow(msgspec.Struct, frozen=True):
+    """One eligible request and what was decided. `entry` is "" when the catalog had none."""
+
+    at: float
+    """Unix seconds."""
+    request_id: str
+    owner: str
+    release: str
+    entry: str
+    inputs: tuple[float, ...]
+    """In the order of `store.decision.INPUTS`; none without an entry."""
+    score: float
+    threshold: float
+    arm: str
+    action: Literal["serve", "decline"]
+    reason: str
+    propensity: float
+    """Probability that this action had when it was decided."""
+
+
+class RatingRow(msgspec.Struct, frozen=True):
+    """What a person said of the reply to a request."""
+
+    at: float
+    request_id: str
+    owner: str
+    rating: Literal["up", "down", "regenerate"]
+
+
+Row = DecisionRow | RatingRow
+ROWS: Final[dict[Kind, type[Row]]] = {"decisions": DecisionRow, "ratings": RatingRow}
+
+
+def day_of(at: float) -> str:
+    """Return the UTC day of a time in Unix seconds, as `YYYY-MM-DD`."""
+    return dt.datetime.fromtimestamp(at, dt.UTC).date().isoformat()
+
+
+class RowLog:
+    """One writer's rows of one kind. `writer` names an incarnation, so that no two share a file."""
+
+    def __init__(self, root: Path, kind: Kind, writer: str) -> None:
+        self._directory = root / kind
+        self._name = f"{writer}.jsonl"
+        self._encode = msgspec.json.Encoder().encode
+        self._pending: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Take a row; it is on the disk after the next `write`."""
+        self._pending.append(row)
+
+    def take(self) -> list[Row]:
+        """Give up the rows that are not written yet, to be written in another thread."""
+        rows, self._pending = self._pending, []
+        return rows
+
+    def write(self, rows: list[Row], *, flushed: bool = False) -> None:
+        """Append rows to their days' files, one write a day. Raises `OSError`.
+
+        A kill may cut the last line off; it is left out when it is read. `flushed` waits for the disk.
+        """
+        lines: dict[str, bytearray] = {}
+        for row in rows:
+            lines.setdefault(day_of(row.at), bytearray()).extend(self._encode(row) + b"\n")
+        for day, data in lines.items():
+            path = self._directory / day / self._name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab", buffering=0) as file:
+                file.write(data)
+            if flushed:
+                flush(path)
+                flush(path.parent)
+
+
+def read_day(root: Path, kind: Kind, day: str) -> Iterator[Row]:
+    """Yield the rows of a day that is not sealed yet, by writer; lines cut off by a kill are left out."""
+    decode = msgspec.json.Decoder(ROWS[kind]).decode
+    for path in sorted((root / kind / day).glob("*.jsonl")):
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield decode(line)
+
+
+def open_days(root: Path, kind: Kind, today: str) -> list[str]:
+    """List the days before `today` that have rows and are not sealed."""
+    directory = root / kind
+    days = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+    return [day for day in days if day < today]
