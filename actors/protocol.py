@@ -5,7 +5,7 @@ Who sends what to whom, in the order of a turn's life (docs/architecture.md draw
     edge     → session   OpenTurn, Attach, Consumed, Leave, CancelTurn, ReadTurn
     session  → limiter   Reserve, Settle, Release
     session  → safety    Screen
-    session  → fast_answer  Lookup
+    session  → fast_answer  Lookup, LookupMany
     session  → router    Route
     session  → batcher   Generate, CancelGeneration
     batcher  → session   Tokens
@@ -647,11 +647,13 @@ class Hit:
     score: float
     threshold: float
     propensity: float = 1.0
+    arm: str = "policy"
+    """`policy`, or `explore` for an owner in the randomised slice."""
 
 
 @message(repeatable=True)
 class Declined:
-    """`reason`: no_release, too_long, miss, below_threshold, exploration, mismatch."""
+    """`reason`: no_release, too_long (no key can be made of it), miss, below_threshold, exploration, mismatch."""
 
     request_id: str
     reason: str
@@ -660,6 +662,30 @@ class Declined:
     score: float = 0.0
     threshold: float = 0.0
     propensity: float = 1.0
+    arm: str = "policy"
+
+
+@message(repeatable=True)
+class LookupMany:
+    """Several lookups at once, in columns of equal length. Reply: `LookedUp`, in the same order."""
+
+    request_ids: tuple[str, ...]
+    owners: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@message(repeatable=True)
+class LookedUp:
+    """The answers to a `LookupMany`, all from one release. A reason of "" means a hit; else as in `Declined`."""
+
+    release: str
+    threshold: float
+    reasons: tuple[str, ...]
+    entries: tuple[str, ...]
+    answers: tuple[str, ...]
+    scores: tuple[float, ...]
+    propensities: tuple[float, ...]
+    arms: tuple[str, ...]
 
 
 # ------------------------------------------------------------------ figures
