@@ -1,0 +1,352 @@
+"""The batcher: one engine, stepped for as long as there is work, and a message per step per session host.
+
+The engine is not thread-safe and belongs to the stepping task alone: what messages ask of it is put in
+order and done between two steps. So an answer to `Generate` or `CancelGeneration` comes within one step, and
+a cancel is confirmed when slot and blocks are free.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import trio
+from attrs import define, field, frozen
+
+from actors.batcher_figures import Figures
+from actors.batcher_witness import Witnessing
+from actors.bell import Bell
+from actors.protocol import (
+    CancelGeneration,
+    ErrorBody,
+    Generate,
+    GenerationAccepted,
+    GenerationCancelled,
+    GenerationRefused,
+    Load,
+    Metrics,
+    ReadMetrics,
+    TokenChunk,
+    TokenLogprob,
+    Tokens,
+)
+from actors.scripted_engine import ScriptedEngine
+from actors.turn_errors import INVALID, OVERLOADED
+from gpu.engine import Engine
+from gpu.errors import BadRequest, EngineFull
+from gpu.sequence import Request, SequenceOutput, StepOutput, StepStats
+from store.witness_outbox import Count, WitnessOutbox
+from supervision.actor import LATER, Actor, Later, Sender
+from supervision.errors import ActorDown, AskFailed
+
+log = logging.getLogger(__name__)
+
+LOAD_EVERY = 0.1
+"""Seconds between two reports to the router at least."""
+LOAD_ANYWAY = 1.0
+"""A router that was restarted hears of an idle batcher within this."""
+_BUSY_PAUSE = 0.05
+
+
+class EngineFace(Protocol):
+    """What a batcher needs of an engine."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    def add(self, request: Request) -> None:
+        """Take a request. Raises `BadRequest` or `EngineFull`."""
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request; its blocks are free when this returns."""
+
+    def step(self) -> StepOutput:
+        """Run one iteration."""
+
+    def close(self) -> None:
+        """Give memory back."""
+
+
+@frozen
+class BatcherSettings:
+    """`model` is the file or directory, `name` what the router calls it; 0 and "" mean by default."""
+
+    model: str
+    name: str
+    engine: Literal["host", "scripted"] = "host"
+    threads: int = 0
+    kv_bytes: int = 0
+    max_batch: int = 0
+    token_budget: int = 0
+    max_waiting: int = 0
+    step_seconds: float = 0.0
+    """Pace of the scripted engine."""
+    outbox: str = ""
+    """Path of the witness outbox; "" is `journal/<actor's name>.sqlite` under the state directory."""
+
+
+@define(eq=False)
+class _Generation:
+    """One generation in the engine, and who asked for it."""
+
+    ask: Generate
+    session: tuple[str, int]
+    key: str
+    start: int
+    end: int
+
+
+@define(eq=False)
+class _Post:
+    """What waits to be sent to one session host: several steps are one message while it is slow."""
+
+    session: tuple[str, int]
+    chunks: list[TokenChunk] = field(factory=list)
+    bell: Bell = field(factory=Bell)
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+
+class Batcher(Actor):
+    """Answers `Generate` and `CancelGeneration`; sends `Tokens`, `Load` and `Witness`."""
+
+    Settings: ClassVar[type] = BatcherSettings
+
+    def __init__(self, settings: BatcherSettings) -> None:
+        self._settings = settings
+        self._engine: EngineFace
+        self._witnessing: Witnessing
+        self._figures = Figures(settings.name)
+        self._orders: deque[tuple[Any, Sender]] = deque()
+        self._lost_sessions: list[tuple[str, int]] = []
+        self._bell = Bell()
+        self._generations: dict[str, _Generation] = {}
+        self._posts: dict[tuple[str, int], _Post] = {}
+        self._stats = StepStats()
+        self._taken = 0
+
+    def make_engine(self) -> EngineFace:
+        """Return the engine that the settings name. Runs in a thread; a model takes its time to load."""
+        chosen = {
+            key: value
+            for key in ("max_batch", "max_waiting", "token_budget", "kv_bytes", "threads")
+            if (value := getattr(self._settings, key))
+        }
+        if self._settings.engine == "scripted":
+            sizes = {key: chosen[key] for key in ("max_batch", "max_waiting") if key in chosen}
+            return ScriptedEngine(**sizes)
+        return Engine.load(self._settings.model, **chosen)
+
+    # ------------------------------------------------------------------ life
+
+    async def on_start(self) -> None:
+        """Load the model and begin to step."""
+        if self._settings.engine == "scripted":
+            self._engine = self.make_engine()
+        else:
+            self._engine = await trio.to_thread.run_sync(self.make_engine)
+        context = self.context
+        path = self._settings.outbox or context.state_dir / "journal" / f"{context.name}.sqlite"
+        self._witnessing = Witnessing(WitnessOutbox(Path(path)), context)
+        for task in (self._run, self._witnessing.run, self._report):
+            context.nursery.start_soon(task)
+
+    async def on_message(self, message: Any, sender: Sender) -> Any:
+        """Put it in order for the stepping task."""
+        match message:
+            case Generate() | CancelGeneration():
+                return self._order(message, sender)
+            case ReadMetrics():
+                running = min(len(self._generations), self._stats.batch)
+                lines = self._figures.lines(running, len(self._generations) - running)
+                owed = f'antiphon_witness_events_owed{{actor="{self.context.name}"}} {self._witnessing.owed}'
+                return Metrics((*lines, owed))
+        return None
+
+    def _order(self, message: Generate | CancelGeneration, sender: Sender) -> Later:
+        self._orders.append((message, sender))
+        self._bell.ring()
+        return LATER
+
+    async def on_down(self, name: str, epoch: int) -> None:
+        """A session host is gone: its successor asks again for what it wants, from where its journal ends."""
+        self._lost_sessions.append((name, epoch))
+        self._bell.ring()
+
+    # ------------------------------------------------------------------ the stepping task
+
+    async def _run(self) -> None:
+        while True:
+            await self._do_orders()
+            self.context.busy(self._engine.has_work)
+            if not self._engine.has_work:
+                await self._bell.wait()
+                continue
+            output = await self._step()
+            self.context.progress()
+            self._take(output)
+
+    async def _step(self) -> StepOutput:
+        if self._settings.engine == "scripted":
+            await trio.sleep(self._settings.step_seconds)
+            return self._engine.step()
+        return await trio.to_thread.run_sync(self._engine.step)
+
+    async def _do_orders(self) -> None:
+        while self._lost_sessions:
+            self._drop_session(self._lost_sessions.pop())
+        while self._orders:
+            message, sender = self._orders.popleft()
+            answer = self._add(message, sender) if isinstance(message, Generate) else self._cancel(message)
+            if sender.correlation:
+                await self.context.reply(sender, answer)
+
+    def _add(self, ask: Generate, sender: Sender) -> GenerationAccepted | GenerationRefused:
+        session = (sender.name, sender.epoch)
+        running = self._generations.get(ask.generation)
+        if running is not None and running.session == session:
+            return GenerationAccepted(ask.generation)
+        if running is not None:
+            self._end(running)
+        try:
+            self._engine.add(
+                Request(
+                    ask.generation,
+                    ask.prompt,
+                    ask.params,
+                    ask.emitted,
+                    ask.owner,
+                    ask.cache_key,
+                    ask.priority,
+                )
+            )
+        except EngineFull as error:
+            body = ErrorBody(503, OVERLOADED, str(error), code="server_is_overloaded")
+            return GenerationRefused(ask.generation, body)
+        except BadRequest as error:
+            return GenerationRefused(ask.generation, ErrorBody(400, INVALID, error.text, error.param))
+        self._taken += 1
+        key = f"{ask.generation}@{self.context.name}.{self.context.epoch}.{self._taken}"
+        start = len(ask.emitted)
+        self._generations[ask.generation] = _Generation(ask, session, key, start, start)
+        self._figures.arrived(ask.generation, len(ask.prompt))
+        return GenerationAccepted(ask.generation)
+
+    def _cancel(self, message: CancelGeneration) -> GenerationCancelled:
+        running = self._generations.get(message.generation)
+        if running is not None:
+            self._end(running)
+        return GenerationCancelled(message.generation, running is not None)
+
+    def _end(self, running: _Generation) -> None:
+        """Have the engine forget a generation, and the books hear of it."""
+        name = running.ask.generation
+        self._engine.cancel(name)
+        del self._generations[name]
+        self._witnessing.finished(_count(running))
+
+    def _drop_session(self, session: tuple[str, int]) -> None:
+        for running in [g for g in self._generations.values() if g.session == session]:
+            self._end(running)
+        post = self._posts.pop(session, None)
+        if post is not None:
+            post.scope.cancel()
+
+    # ------------------------------------------------------------------ what a step gave
+
+    def _take(self, output: StepOutput) -> None:
+        self._stats = output.stats
+        self._figures.stepped(output.stats, output.outputs)
+        moved: list[tuple[_Generation, SequenceOutput]] = []
+        for one in output.outputs:
+            running = self._generations.get(one.id)
+            if running is not None and one.finish != "cancelled":
+                running.end = max(running.end, one.position + len(one.tokens))
+                moved.append((running, one))
+        self._witnessing.count(_count(running) for running, one in moved if running.ask.charge and one.tokens)
+        for running, one in moved:
+            self._post(running.session).chunks.append(_chunk(one))
+            if one.finish:
+                del self._generations[one.id]
+                self._witnessing.finished(_count(running))
+        for post in self._posts.values():
+            if post.chunks:
+                post.bell.ring()
+
+    def _post(self, session: tuple[str, int]) -> _Post:
+        post = self._posts.get(session)
+        if post is None:
+            post = self._posts[session] = _Post(session)
+            self.context.nursery.start_soon(self._deliver, post)
+        return post
+
+    async def _deliver(self, post: _Post) -> None:
+        name, epoch = post.session
+        with post.scope:
+            while True:
+                await post.bell.wait()
+                while post.chunks:
+                    chunks, post.chunks = tuple(post.chunks), []
+                    if not await self._tell(name, epoch, Tokens(chunks)):
+                        return
+
+    async def _tell(self, name: str, epoch: int, tokens: Tokens) -> bool:
+        while True:
+            try:
+                await self.context.tell(name, tokens, to_epoch=epoch)
+            except ActorDown:
+                self._lost_sessions.append((name, epoch))
+                self._bell.ring()
+                return False
+            except AskFailed as error:
+                log.info("%s takes no tokens: %s", name, error)
+                await trio.sleep(_BUSY_PAUSE)
+            else:
+                return True
+
+    # ------------------------------------------------------------------ load
+
+    async def _report(self) -> None:
+        told, told_at = None, 0.0
+        while True:
+            load = self._load()
+            now = trio.current_time()
+            if load != told or now - told_at >= LOAD_ANYWAY:
+                try:
+                    await self.context.tell("router", load)
+                    told, told_at = load, now
+                except AskFailed:
+                    told = None
+            await trio.sleep(LOAD_EVERY)
+
+    def _load(self) -> Load:
+        stats = self._stats
+        here = len(self._generations)
+        waiting = min(stats.waiting, here)
+        free = stats.blocks_total - stats.blocks_used
+        return Load(self._settings.name, here - waiting, waiting, free, stats.blocks_total)
+
+
+def _count(running: _Generation) -> Count:
+    ask = running.ask
+    request_id, _, choice = ask.generation.rpartition("/")
+    return Count(
+        running.key,
+        request_id,
+        int(choice),
+        ask.owner,
+        ask.model,
+        len(ask.prompt),
+        running.start,
+        running.end,
+    )
+
+
+def _chunk(output: SequenceOutput) -> TokenChunk:
+    logprobs = tuple(TokenLogprob(one.token, one.logprob, one.top) for one in output.logprobs)
+    finish: Any = output.finish
+    return TokenChunk(
+        output.id, output.position, output.tokens, logprobs, finish, output.error, output.cached_tokens
+    )

@@ -1,0 +1,76 @@
+"""A model as the session needs it: messages to prompt tokens, reply tokens to text. No weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attrs import frozen
+
+from actors.protocol import ChatMessage
+from actors.turn_text import Detokenizer
+from gpu import chat_template, tokenizer
+from gpu.model_card import read_model_card
+
+
+class ModelText(Protocol):
+    """What a turn needs to know of its model. Pure, so it may be called in a thread."""
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and reply together, in tokens."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Token ids are below it."""
+
+    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the prompt's tokens, ready for the reply.
+
+        Raises `gpu.errors.TemplateError` or `gpu.errors.BadRequest` for messages the model cannot take.
+        """
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh one, for one reply."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's own bytes."""
+
+
+@frozen
+class FileModelText:
+    """The tokenizer, template and card of a model file or directory."""
+
+    tokenizer: tokenizer.Tokenizer
+    template: chat_template.ChatTemplate
+    context_length: int
+
+    @classmethod
+    def load(cls, path: str | Path) -> FileModelText:
+        """Read them. Raises `gpu.errors.ModelError`. Takes some tenths of a second: call it in a thread."""
+        return cls(
+            tokenizer.load_tokenizer(path),
+            chat_template.load_chat_template(path),
+            read_model_card(path).context_length,
+        )
+
+    @property
+    def n_vocab(self) -> int:
+        """Token ids are below it."""
+        return self.tokenizer.n_vocab
+
+    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the prompt's tokens."""
+        plain = [
+            {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in messages
+        ]
+        return chat_template.encode_chat(self.tokenizer, self.template, plain)
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh one, for one reply."""
+        return tokenizer.Detokenizer(self.tokenizer)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's own bytes."""
+        return self.tokenizer.token_bytes(token)

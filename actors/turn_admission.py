@@ -1,0 +1,226 @@
+"""Admission: the first half of a turn's saga. Every actor asked must say yes before anything is begun."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from attrs import define, evolve, frozen
+
+from actors.prompt import ModelText
+from actors.protocol import (
+    Allow,
+    Block,
+    ChatMessage,
+    ErrorBody,
+    Hit,
+    LimitExceeded,
+    OpenTurn,
+    Release,
+    Reserve,
+    Reserved,
+    Route,
+    Routed,
+    Screen,
+    Settled,
+    Unroutable,
+)
+from actors.turn_errors import INVALID, TurnError, invalid, unavailable
+from actors.turn_host import Host, Unavailable
+from actors.turn_lookup import look_up
+from actors.turn_safety import verdict
+from gpu.errors import BadRequest, TemplateError
+
+INLINE_CHARACTERS = 4096
+"""A prompt up to here is tokenised in the event loop (a few milliseconds); a longer one in a thread."""
+PREFIX_TOKENS = 64
+"""Tokens that name a prompt's beginning to the router: four blocks of the engine."""
+RELEASE_PATIENCE = 60.0
+
+
+@frozen
+class Admitted:
+    """Everybody said yes. `opening.params.max_tokens` is what fits from here on."""
+
+    opening: OpenTurn
+    model: str
+    prompt: tuple[int, ...]
+    batcher: str
+    allow: Allow
+    headers: tuple[tuple[str, str], ...]
+    hit: Hit | None
+
+
+@define
+class _Answers:
+    route: Routed | TurnError | None = None
+    allow: Allow | TurnError | None = None
+    reserved: Reserved | TurnError | None = None
+    hit: Hit | None = None
+
+
+async def admit(host: Host, opening: OpenTurn) -> Admitted:
+    """Return what the turn starts with, or raise `TurnError`; then nothing is held.
+
+    Cancellation: what was reserved is released in a task of the host.
+    """
+    model = host.model_name(opening.model)
+    text = host.models.get(model)
+    if text is None:
+        raise await _no_such_model(host, opening)
+    prompt = await _tokenise(text, opening.messages)
+    opening = _fit(opening, len(prompt), text)
+    answers = _Answers()
+    try:
+        await _ask_all(host, opening, model, prompt, answers)
+    except BaseException:
+        _release(host, opening)
+        raise
+    for answer in (answers.route, answers.allow, answers.reserved):
+        if isinstance(answer, TurnError):
+            if not isinstance(answers.reserved, TurnError) or answers.reserved.error.status == 503:
+                _release(host, opening)
+            raise answer
+    routed, allow, reserved = answers.route, answers.allow, answers.reserved
+    if not (isinstance(routed, Routed) and isinstance(allow, Allow) and isinstance(reserved, Reserved)):
+        raise TypeError(f"admission of {opening.request_id} ended without its answers: {answers}")
+    headers = reserved.headers
+    if answers.hit is not None:
+        headers = (*headers, ("x-antiphon-fast-answer", f"{answers.hit.release}/{answers.hit.entry}"))
+    return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, answers.hit)
+
+
+async def _ask_all(host: Host, opening: OpenTurn, model: str, prompt: list[int], answers: _Answers) -> None:
+    async def keep(name: str, question: Callable[[], Awaitable[object]]) -> None:
+        try:
+            answer: object = await question()
+        except TurnError as error:
+            answer = error
+        setattr(answers, name, answer)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep, "route", lambda: route(host, opening, model, prompt))
+        nursery.start_soon(keep, "allow", lambda: _screen_input(host, opening))
+        nursery.start_soon(keep, "reserved", lambda: _reserve(host, opening, model, len(prompt)))
+        if opening.fast_answers:
+            nursery.start_soon(keep, "hit", lambda: look_up(host, opening))
+
+
+async def _tokenise(text: ModelText, messages: Sequence[ChatMessage]) -> list[int]:
+    try:
+        if sum(len(m.content) for m in messages) <= INLINE_CHARACTERS:
+            return text.encode(messages)
+        return await trio.to_thread.run_sync(text.encode, messages)
+    except BadRequest as error:
+        raise invalid(error.text, error.param) from error
+    except TemplateError as error:
+        raise invalid(str(error), "messages") from error
+
+
+def _fit(opening: OpenTurn, prompt_tokens: int, text: ModelText) -> OpenTurn:
+    room, wanted = text.context_length - prompt_tokens, opening.params.max_tokens
+    if max(wanted, 1) > room:
+        asked = (
+            f"{prompt_tokens} in the messages, {wanted} in the completion" if wanted else f"{prompt_tokens}"
+        )
+        raise invalid(
+            f"This model's maximum context length is {text.context_length} tokens. However, you requested"
+            f" {prompt_tokens + max(wanted, 1)} tokens ({asked}). Shorten the messages or the completion.",
+            "messages",
+            "context_length_exceeded",
+        )
+    beyond = [token for token, _ in opening.params.logit_bias if not 0 <= token < text.n_vocab]
+    beyond_stops = [token for token in opening.params.stop_token_ids if not 0 <= token < text.n_vocab]
+    if beyond or beyond_stops:
+        raise invalid(
+            f"Token id {(beyond or beyond_stops)[0]} is not in the vocabulary of {text.n_vocab} tokens.",
+            "logit_bias" if beyond else "stop_token_ids",
+        )
+    params = evolve(opening.params, max_tokens=wanted or room)
+    fitted: OpenTurn = evolve(opening, params=params)  # type: ignore[misc]  # @message makes it attrs
+    return fitted
+
+
+async def _no_such_model(host: Host, opening: OpenTurn) -> TurnError:
+    """The router's words for it, or ours when it knows a model that this host has no tokenizer for."""
+    try:
+        await route(host, opening, opening.model, [])
+    except TurnError as error:
+        return error
+    return TurnError(
+        ErrorBody(
+            404,
+            INVALID,
+            f"The model '{opening.model}' does not exist.",
+            param="model",
+            code="model_not_found",
+        )
+    )
+
+
+async def route(
+    host: Host, opening: OpenTurn, model: str, prompt: Sequence[int], avoid: tuple[str, ...] = ()
+) -> Routed:
+    """Ask the router for a batcher. Raises `TurnError`: 404, or 503."""
+    prefix = hashlib.sha256(f"{opening.owner}\0{list(prompt[:PREFIX_TOKENS])}".encode()).hexdigest()
+    message = Route(opening.request_id, opening.owner, model, len(prompt), prefix, avoid)
+    reply: Routed | Unroutable = await _ask(host, "router", message, (Routed, Unroutable), opening)
+    if isinstance(reply, Unroutable):
+        raise TurnError(reply.error)
+    return reply
+
+
+async def _reserve(host: Host, opening: OpenTurn, model: str, prompt_tokens: int) -> Reserved:
+    tokens = prompt_tokens + opening.params.max_tokens * opening.n
+    message = Reserve(opening.request_id, opening.owner, opening.key_id, model, tokens)
+    reply: Reserved | LimitExceeded = await _ask(host, "limiter", message, (Reserved, LimitExceeded), opening)
+    if isinstance(reply, LimitExceeded):
+        raise TurnError(reply.error)
+    return reply
+
+
+async def _ask(host: Host, to: str, message: object, answer: tuple[type[T], ...], opening: OpenTurn) -> T:
+    try:
+        return await host.ask_until(
+            lambda: [to],
+            message,
+            answer,
+            patience=host.settings.admission_patience,
+            owner=opening.owner,
+            accept=lambda reply: getattr(reply, "request_id", "") == opening.request_id,
+        )
+    except Unavailable as error:
+        raise unavailable("The server is starting or overloaded. Try again later.") from error
+
+
+async def _screen_input(host: Host, opening: OpenTurn) -> Allow:
+    text = "\n".join(message.content for message in opening.messages)
+    found = await verdict(host, Screen(opening.request_id, "input", 0, 0, text, "", True), opening.owner)
+    if isinstance(found, Block):
+        raise TurnError(
+            ErrorBody(
+                400,
+                INVALID,
+                f"The request was rejected by the safety policy (category: {found.category}).",
+                param="messages",
+                code="content_policy_violation",
+                headers=(("x-should-retry", "false"),),
+            )
+        )
+    return found
+
+
+def _release(host: Host, opening: OpenTurn) -> None:
+    host.context.nursery.start_soon(_release_patiently, host, opening)
+
+
+async def _release_patiently(host: Host, opening: OpenTurn) -> None:
+    """Give back what may be held. The limiter compares its reservations with live turns if this fails."""
+    message = Release(opening.request_id, opening.owner)
+    try:
+        await host.ask_until(
+            lambda: ["limiter"], message, Settled, patience=RELEASE_PATIENCE, owner=opening.owner
+        )
+    except Unavailable:
+        host.counters["releases_given_up"] += 1

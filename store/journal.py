@@ -1,0 +1,361 @@
+"""The turn journal: what a session host must not forget, one SQLite file per host.
+
+A turn leaves here, in this order: its opening, each chunk of tokens, each event with the newest verdict, its
+close, and the two acknowledgements that follow (settled, charged).
+
+What happens many times a second goes to a log, one row a transaction whatever the number of turns in it, and
+is kept in memory while its turn is open; at the close a turn's log becomes one row of its own, and log rows
+older than every open turn are deleted. So a step of the engine costs one append, not a page for each stream.
+
+WAL with `synchronous=NORMAL`: a commit survives the death of any process, and costs no flush; power loss may
+cost the last steps, never the file's consistency. Checkpoints flush, so they run apart from commits, in
+`checkpoint`, which the host calls in a thread.
+
+The journal is SQLite by nature, private to one process and on the path of every token, so it speaks to
+`sqlite3` directly.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from attrs import define, field
+
+from store.journal_records import (
+    Acknowledged,
+    Close,
+    Event,
+    History,
+    Opening,
+    Record,
+    Step,
+    Turn,
+    Verdict,
+    from_plain,
+    pack_tokens,
+    to_plain,
+    unpack_tokens,
+)
+
+SCHEMA_VERSION: Final = 1
+CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
+"""Size of the write-ahead log past which a checkpoint is due; SQLite's own default of 1,000 pages."""
+_PAGE: Final = 4096
+"""Bytes a commit writes at least."""
+TRIM_ROWS: Final = 512
+"""Log rows deleted with one close at most, so that no commit is long."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS turns (
+    owner TEXT NOT NULL,
+    request_id TEXT NOT NULL PRIMARY KEY,
+    created REAL NOT NULL,
+    model TEXT NOT NULL,
+    batcher TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    body_digest TEXT NOT NULL,
+    opening BLOB NOT NULL,
+    prompt BLOB NOT NULL,
+    verdict BLOB NOT NULL,
+    headers BLOB NOT NULL,
+    answer BLOB NOT NULL,
+    first_row INTEGER NOT NULL,
+    status TEXT NOT NULL DEFAULT 'in_progress',
+    finished REAL,
+    error BLOB NOT NULL DEFAULT x'',
+    steps BLOB NOT NULL DEFAULT x'',
+    settled INTEGER NOT NULL DEFAULT 0,
+    charged INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX IF NOT EXISTS turns_by_key ON turns (owner, idempotency_key) WHERE idempotency_key <> '';
+CREATE INDEX IF NOT EXISTS turns_by_body ON turns (owner, body_digest) WHERE body_digest <> '';
+CREATE INDEX IF NOT EXISTS turns_owing ON turns (created)
+    WHERE finished IS NULL OR settled = 0 OR charged = 0;
+CREATE INDEX IF NOT EXISTS turns_finished ON turns (finished) WHERE finished IS NOT NULL;
+CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY AUTOINCREMENT, steps BLOB NOT NULL) STRICT;
+"""
+_COLUMNS = (
+    "owner, request_id, created, model, batcher, idempotency_key, body_digest, opening, prompt, verdict,"
+    " headers, answer, status, finished, error, settled, charged"
+)
+
+
+class JournalError(Exception):
+    """The journal could not be opened or written; the text says which file and what to do."""
+
+
+@define
+class _OpenTurn:
+    """What the log holds of a turn that has not ended."""
+
+    owner: str
+    first_row: int
+    steps: list[Step] = field(factory=list)
+
+
+class Journal:
+    """One session host's journal. Each method is a whole unit of work; only `checkpoint` waits for a flush.
+
+    Reads of single turns take the owner first and see only that owner's; `unfinished` is the host's own view.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._open: dict[str, _OpenTurn] = {}
+        self._written = 0
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = self._connect()
+            self._check_version()
+            self._db.executescript(_SCHEMA)
+            self._recall()
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(
+                f"{self.path}: cannot open the turn journal ({error}); the directory must be writable and"
+                " the file whole"
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA busy_timeout=5000")
+        return db
+
+    def _check_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, SCHEMA_VERSION):
+            raise JournalError(
+                f"{self.path}: journal version {version}, this program reads {SCHEMA_VERSION};"
+                " start the version that wrote it, or move the file away"
+            )
+        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    def _recall(self) -> None:
+        """Read the log of every open turn back into memory."""
+        rows = self._db.execute("SELECT owner, request_id, first_row FROM turns WHERE finished IS NULL")
+        self._open = {request_id: _OpenTurn(owner, first) for owner, request_id, first in rows}
+        for (steps,) in self._db.execute(
+            "SELECT steps FROM log WHERE id >= ? ORDER BY id", (self._oldest(),)
+        ):
+            for step in _decode(steps):
+                if step.request_id in self._open:
+                    self._open[step.request_id].steps.append(step)
+
+    def _oldest(self) -> int:
+        """First log row that an open turn needs, or the one to come."""
+        if self._open:
+            return min(turn.first_row for turn in self._open.values())
+        return self._next_row()
+
+    def _next_row(self) -> int:
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='log'").fetchone()
+        return int(row[0]) + 1 if row else 1
+
+    def close(self) -> None:
+        """Close the file. Nothing is lost: the log is read back at the next opening."""
+        self._db.close()
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Write the records, in order, in one transaction: all of them or none.
+
+        Steps (`Chunk`, `Event`, `Verdict`) of a turn that is not open are dropped.
+        Raises `JournalError` when the file cannot take them (a full disk); nothing is written then and the
+        same call may be made again.
+        """
+        batch = list(records)
+        steps = [record for record in batch if isinstance(record, Step)]
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for record in batch:
+                if isinstance(record, Opening):
+                    self._insert(record)
+            if steps:
+                self._append(_encode(steps))
+            for record in batch:
+                if isinstance(record, Close):
+                    self._end(record, steps)
+                elif isinstance(record, Acknowledged):
+                    self._acknowledge(record)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise JournalError(f"{self.path}: cannot write ({error}); is the disk full?") from error
+        self._remember(batch)
+
+    def _append(self, steps: bytes) -> None:
+        self._db.execute("INSERT INTO log (steps) VALUES (?)", (steps,))
+        self._written += len(steps) + _PAGE
+
+    def _insert(self, opening: Opening) -> None:
+        self._db.execute(
+            "INSERT INTO turns (owner, request_id, created, model, batcher, idempotency_key, body_digest,"
+            " opening, prompt, verdict, headers, answer, first_row) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                opening.owner,
+                opening.request_id,
+                opening.created,
+                opening.model,
+                opening.batcher,
+                opening.idempotency_key,
+                opening.body_digest,
+                opening.opening,
+                pack_tokens(opening.prompt),
+                opening.verdict,
+                opening.headers,
+                opening.answer,
+                self._next_row(),
+            ),
+        )
+
+    def _end(self, close: Close, fresh: Sequence[Step]) -> None:
+        """Gather the turn's log into its own row, and delete log rows that nobody needs any more."""
+        known = self._open.get(close.request_id)
+        steps = [*(known.steps if known else ()), *(s for s in fresh if s.request_id == close.request_id)]
+        self._db.execute(
+            "UPDATE turns SET status=?, finished=?, error=?, steps=? WHERE request_id=? AND finished IS NULL",
+            (close.status, close.finished, close.error, _encode(steps), close.request_id),
+        )
+        needed = [t.first_row for request_id, t in self._open.items() if request_id != close.request_id]
+        self._db.execute(
+            "DELETE FROM log WHERE id < min(?, (SELECT min(id) FROM log) + ?)",
+            (min(needed, default=self._next_row()), TRIM_ROWS),
+        )
+
+    def _acknowledge(self, record: Acknowledged) -> None:
+        self._db.execute(
+            "UPDATE turns SET settled = settled | ?, charged = charged | ? WHERE request_id=?",
+            (record.settled, record.charged, record.request_id),
+        )
+
+    def _remember(self, batch: Sequence[Record]) -> None:
+        for record in batch:
+            if isinstance(record, Opening):
+                row = self._db.execute("SELECT first_row FROM turns WHERE request_id=?", (record.request_id,))
+                self._open[record.request_id] = _OpenTurn(record.owner, row.fetchone()[0])
+        for record in batch:
+            if isinstance(record, Step) and record.request_id in self._open:
+                self._open[record.request_id].steps.append(record)
+        for record in batch:
+            if isinstance(record, Close):
+                self._open.pop(record.request_id, None)
+
+    # ------------------------------------------------------------------ reading
+
+    def unfinished(self) -> list[History]:
+        """Return every turn that is open, or ended and not yet settled and charged, oldest first."""
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM turns WHERE finished IS NULL OR settled = 0 OR charged = 0"  # noqa: S608
+            " ORDER BY created, rowid"
+        ).fetchall()
+        return [self._history(_turn(row)) for row in rows]
+
+    def history(self, owner: str, request_id: str) -> History | None:
+        """Return all that is known of `owner`'s turn; None when there is none, or it is another's."""
+        found = self.turn(owner, request_id)
+        return self._history(found) if found else None
+
+    def turn(self, owner: str, request_id: str) -> Turn | None:
+        """Return `owner`'s turn; None when there is none, or it is another's."""
+        return self._one("owner=? AND request_id=?", (owner, request_id))
+
+    def taken(self, request_id: str) -> bool:
+        """Whether any turn, of whatever owner, has this id: it must not be opened again."""
+        return (
+            self._db.execute("SELECT 1 FROM turns WHERE request_id=?", (request_id,)).fetchone() is not None
+        )
+
+    def by_idempotency_key(self, owner: str, key: str) -> Turn | None:
+        """Return `owner`'s newest turn that was opened with this idempotency key."""
+        return self._one("owner=? AND idempotency_key=? AND idempotency_key <> ''", (owner, key))
+
+    def by_body(self, owner: str, digest: str, since: float) -> Turn | None:
+        """Return `owner`'s newest turn with this body that is open, or ended after `since` (Unix seconds)."""
+        return self._one(
+            "owner=? AND body_digest=? AND body_digest <> '' AND (finished IS NULL OR finished >= ?)",
+            (owner, digest, since),
+        )
+
+    def events(self, owner: str, request_id: str, after: int) -> list[Event]:
+        """Return the events of `owner`'s turn with a sequence above `after`, in order."""
+        return [s for s in self._steps(owner, request_id) if isinstance(s, Event) and s.sequence > after]
+
+    def verdicts(self, owner: str, request_id: str) -> list[Verdict]:
+        """Return the newest verdict of each choice of `owner`'s turn."""
+        newest = {s.choice: s for s in self._steps(owner, request_id) if isinstance(s, Verdict)}
+        return [newest[choice] for choice in sorted(newest)]
+
+    def _steps(self, owner: str, request_id: str) -> Sequence[Step]:
+        live = self._open.get(request_id)
+        if live is not None:
+            return live.steps if live.owner == owner else ()
+        row = self._db.execute(
+            "SELECT steps FROM turns WHERE owner=? AND request_id=?", (owner, request_id)
+        ).fetchone()
+        return _decode(row[0]) if row else ()
+
+    def _one(self, where: str, values: tuple[object, ...]) -> Turn | None:
+        row = self._db.execute(
+            f"SELECT {_COLUMNS} FROM turns WHERE {where} ORDER BY created DESC, rowid DESC LIMIT 1",  # noqa: S608
+            values,
+        ).fetchone()
+        return _turn(row) if row else None
+
+    def _history(self, turn: Turn) -> History:
+        return History.of(turn, self._steps(turn.opening.owner, turn.opening.request_id))
+
+    # ------------------------------------------------------------------ upkeep
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether enough was written since the last checkpoint for another to be worth its flush."""
+        return self._written > CHECKPOINT_BYTES
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the file, and flush it. Takes milliseconds: call it in a thread.
+
+        Commits go on meanwhile, on the journal's own connection.
+        """
+        self._written = 0
+        try:
+            db = sqlite3.connect(self.path, isolation_level=None)
+            try:
+                db.execute("PRAGMA synchronous=NORMAL")
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: cannot checkpoint ({error}); is the disk full?") from error
+
+    def forget(self, before: float, limit: int = 100) -> int:
+        """Delete at most `limit` turns that ended before `before` and owe nothing. Returns how many."""
+        try:
+            return self._db.execute(
+                "DELETE FROM turns WHERE rowid IN (SELECT rowid FROM turns"
+                " WHERE finished < ? AND settled = 1 AND charged = 1 LIMIT ?)",
+                (before, limit),
+            ).rowcount
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: cannot delete old turns ({error})") from error
+
+
+def _encode(steps: Sequence[Step]) -> bytes:
+    return msgspec.msgpack.encode([to_plain(step) for step in steps])
+
+
+def _decode(data: bytes) -> list[Step]:
+    return [from_plain(plain) for plain in msgspec.msgpack.decode(data)] if data else []
+
+
+def _turn(row: tuple[Any, ...]) -> Turn:
+    opening, (status, finished, error, settled, charged) = list(row[:12]), row[12:]
+    opening[8] = unpack_tokens(opening[8])
+    return Turn(Opening(*opening), status, finished, error, bool(settled), bool(charged))
