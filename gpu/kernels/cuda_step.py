@@ -1,0 +1,66 @@
+"""A step's input as one run of words: one copy to the card, and a captured graph needs no new arguments.
+
+`step.cuh` is the other side: a header that says how many of each there are and where each array begins, then
+the arrays of `Batch` one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu.errors import EngineError
+from gpu.kernels import Batch
+
+Words = NDArray[np.int32]
+
+COUNTS = ("rows", "sequences", "samples", "columns")
+ARRAYS = (
+    *("tokens", "positions", "slots", "spans", "tables", "logit_rows"),
+    *("temperature", "top_p", "min_p", "top_k", "seed", "position", "logprobs"),
+    *("repetition", "presence", "frequency"),
+    *("penalty_starts", "penalty_tokens", "penalty_counts", "bias_starts", "bias_tokens", "bias_values"),
+)
+HEADER_WORDS = len(COUNTS) + len(ARRAYS)
+
+
+class StepTooLarge(EngineError):
+    """A step's input does not fit the buffer made for it."""
+
+
+def step_words(batch: Batch) -> int:
+    """How many words `pack_step` writes."""
+    return HEADER_WORDS + sum(_words(array).size for array in _arrays(batch))
+
+
+def pack_step(batch: Batch, out: Words) -> int:
+    """Write `batch` into `out` and return how many words it took. Raises `StepTooLarge`, writing nothing."""
+    needed = step_words(batch)
+    if needed > out.size:
+        raise StepTooLarge(
+            f"a step of {needed} words; room for {out.size}: lower the token budget or the batch"
+        )
+    samples, (sequences, columns) = len(batch.logit_rows), batch.tables.shape
+    out[: len(COUNTS)] = (len(batch.tokens), sequences, samples, columns)
+    at = HEADER_WORDS
+    for index, array in enumerate(_arrays(batch), len(COUNTS)):
+        words = _words(array)
+        out[index] = at
+        out[at : at + words.size] = words
+        at += words.size
+    return at
+
+
+def _arrays(batch: Batch) -> tuple[NDArray[np.generic], ...]:
+    """In the order of `ARRAYS`."""
+    s = batch.sampling
+    return (
+        *(batch.tokens, batch.positions, batch.slots, batch.sequences, batch.tables, batch.logit_rows),
+        *(s.temperature, s.top_p, s.min_p, s.top_k, s.seed, s.position, s.logprobs),
+        *(s.repetition, s.presence, s.frequency),
+        *(s.penalty_starts, s.penalty_tokens, s.penalty_counts, s.bias_starts, s.bias_tokens, s.bias_values),
+    )
+
+
+def _words(array: NDArray[np.generic]) -> Words:
+    return np.ascontiguousarray(array).reshape(-1).view(np.int32)
