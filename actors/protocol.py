@@ -673,6 +673,10 @@ class LookupMany:
     owners: tuple[str, ...]
     texts: tuple[str, ...]
 
+    def __attrs_post_init__(self) -> None:
+        if not len(self.request_ids) == len(self.owners) == len(self.texts):
+            raise ValueError("a LookupMany with columns of different lengths")
+
 
 @message(repeatable=True)
 class LookedUp:

@@ -1,0 +1,286 @@
+"""Fast answers: reviewed answers to common questions, from the release that is active.
+
+A replica has no state but the release it has open. It looks a question up, scores what it finds, and answers
+or declines with a reason; it is never the only way to a reply. It follows the pointer file: a new release
+is checked, mapped and probed in a thread while the old one answers, and takes over between two messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import field, frozen
+from attrs.validators import ge, gt, le
+
+from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, Metrics, ReadMetrics
+from store.catalog import Entry
+from store.decision import inputs_of
+from store.decision_policy import Decision, Policy
+from store.feedback import DecisionRow, RowLog
+from store.normalise import key_of
+from store.release import POINTER, OpenRelease, Pointer, ReleaseError, open_release, read_pointer
+from supervision.actor import Actor, Sender
+
+log = logging.getLogger("antiphon.fast_answer")
+
+WRITE_EVERY = 0.5
+"""Seconds between writes of decision rows: what a kill may cost the log, never a reply."""
+RETRY_AFTER = 30.0
+"""Seconds until a release that was refused is looked at again, if the pointer stays."""
+
+
+@frozen
+class FastAnswerSettings:
+    """What a replica must know. All replicas of an installation have the same."""
+
+    release_root: str
+    """The directory of releases and their pointer."""
+    feedback_root: str = ""
+    """Where decisions are logged; "" logs none."""
+    explore: float = field(default=0.0, validator=[ge(0.0), le(1.0)])
+    """Share of owners whose answers are decided by a coin, for the decision model to learn from."""
+    salt: str = ""
+    """Draws the slice; another salt is another slice."""
+    follow_every: float = field(default=0.25, validator=gt(0.0))
+    """Seconds between looks at the pointer."""
+
+
+UNDECIDED = Decision(serve=False, arm="policy", propensity=1.0)
+"""There was nothing to decide."""
+
+
+@frozen
+class Outcome:
+    """What becomes of one lookup. `reason` "" is a hit."""
+
+    reason: str
+    entry: str = ""
+    answer: str = ""
+    score: float = 0.0
+    decision: Decision = UNDECIDED
+    inputs: tuple[float, ...] = ()
+
+
+NO_RELEASE = Outcome("no_release")
+TOO_LONG = Outcome("too_long")
+MISS = Outcome("miss")
+
+
+class FastAnswer(Actor):
+    """One replica. Up once the active release answers its probe, or once there is none to open."""
+
+    Settings = FastAnswerSettings
+
+    def __init__(self, settings: FastAnswerSettings) -> None:
+        self._settings = settings
+        self._root = Path(settings.release_root)
+        self._release: OpenRelease | None = None
+        self._policy = Policy(1.0)
+        self._active: Pointer | None = None
+        self._seen: tuple[int, int] | None = None
+        self._look_again = 0.0
+        self._rows: RowLog | None = None
+        self.counters: Counter[str] = Counter()
+
+    async def on_start(self) -> None:
+        """Open the active release. One that is refused leaves the replica up, declining."""
+        if self._settings.feedback_root:
+            writer = f"{self.context.name}-{self.context.epoch}"
+            self._rows = RowLog(Path(self._settings.feedback_root), "decisions", writer)
+            self.context.nursery.start_soon(self._keep_writing, self._rows)
+        await self.refresh()
+        self.context.nursery.start_soon(self._follow)
+
+    async def on_message(self, message: Any, sender: Sender) -> Any:
+        """Answer lookups. Nothing is awaited, so no lookup sees two releases."""
+        if isinstance(message, Lookup):
+            return self._look_up(message, sender)
+        if isinstance(message, LookupMany):
+            return self._look_up_many(message)
+        return self._metrics() if isinstance(message, ReadMetrics) else None
+
+    async def on_stop(self) -> None:
+        """Write what is left of the decisions."""
+        if self._rows is not None:
+            await self._write(self._rows)
+
+    async def refresh(self) -> None:
+        """Open the release the pointer names, if it is another, and let it take over.
+
+        A release that is refused changes nothing: the one that answers goes on. Cancellation: likewise.
+        """
+        seen = self._signature()
+        if seen == self._seen and trio.current_time() < self._look_again:
+            return
+        self._seen, self._look_again = seen, float("inf")
+        try:
+            pointer = await trio.to_thread.run_sync(read_pointer, self._root)
+            if pointer is not None and (self._active is None or pointer.active != self._active.active):
+                opened = await trio.to_thread.run_sync(open_release, self._root, pointer.active)
+                self._take_over(opened)
+            self._active = pointer or self._active
+        except ReleaseError as error:
+            self.counters["refused_releases"] += 1
+            self._look_again = trio.current_time() + RETRY_AFTER
+            log.error("release refused: %s; %s", error, self._serving())  # noqa: TRY400 - the text is the cause
+
+    def _take_over(self, opened: OpenRelease) -> None:
+        old, self._release = self._release, opened
+        self._policy = Policy(opened.threshold.threshold, self._settings.explore, self._settings.salt)
+        if old is not None:
+            old.close()
+        self.counters["swaps"] += 1
+        log.info("release %s answers: %d questions", opened.version, opened.manifest.keys)
+
+    def _serving(self) -> str:
+        return f"release {self._release.version} goes on" if self._release else "no release answers"
+
+    def _signature(self) -> tuple[int, int] | None:
+        try:
+            found = (self._root / POINTER).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    async def _follow(self) -> None:
+        while True:
+            await trio.sleep(self._settings.follow_every)
+            await self.refresh()
+
+    def _look_up(self, message: Lookup, sender: Sender) -> Hit | Declined:
+        if sender.owner and sender.owner != message.owner:
+            self.counters["mismatch"] += 1
+            return Declined(message.request_id, "mismatch")
+        (outcome,) = self._outcomes((message.request_id,), (message.owner,), (message.text,))
+        decision = outcome.decision
+        if outcome.reason:
+            return Declined(
+                request_id=message.request_id,
+                reason=outcome.reason,
+                release=self._release.version if self._release else "",
+                entry=outcome.entry,
+                score=outcome.score,
+                threshold=self._policy.threshold,
+                propensity=decision.propensity,
+                arm=decision.arm,
+            )
+        return Hit(
+            request_id=message.request_id,
+            release=self._release.version if self._release else "",
+            entry=outcome.entry,
+            answer=outcome.answer,
+            score=outcome.score,
+            threshold=self._policy.threshold,
+            propensity=decision.propensity,
+            arm=decision.arm,
+        )
+
+    def _look_up_many(self, message: LookupMany) -> LookedUp:
+        outcomes = self._outcomes(message.request_ids, message.owners, message.texts)
+        return LookedUp(
+            release=self._release.version if self._release else "",
+            threshold=self._policy.threshold,
+            reasons=tuple(o.reason for o in outcomes),
+            entries=tuple(o.entry for o in outcomes),
+            answers=tuple(o.answer for o in outcomes),
+            scores=tuple(o.score for o in outcomes),
+            propensities=tuple(o.decision.propensity for o in outcomes),
+            arms=tuple(o.decision.arm for o in outcomes),
+        )
+
+    def _outcomes(
+        self, request_ids: Sequence[str], owners: Sequence[str], texts: Sequence[str]
+    ) -> list[Outcome]:
+        """Decide every lookup of a batch, scoring all that were found at once."""
+        now = time.time()
+        outcomes = [NO_RELEASE] * len(texts)
+        if self._release is not None:
+            found = self._found(self._release, texts, outcomes)
+            inputs = [inputs_of(entry, texts[at], key, now) for at, key, entry in found]
+            scores = self._release.scorer.score(inputs)
+            for (at, _, entry), score, row in zip(found, scores, inputs, strict=True):
+                outcomes[at] = self._decided(owners[at], entry, score, row)
+        self.counters.update(outcome.reason or "hit" for outcome in outcomes)
+        if self._rows is not None:
+            self._log(self._rows, now, request_ids, owners, outcomes)
+        return outcomes
+
+    def _found(
+        self, release: OpenRelease, texts: Sequence[str], outcomes: list[Outcome]
+    ) -> list[tuple[int, bytes, Entry]]:
+        """Return (place, key, entry) of those the catalog has; the others' outcomes are filled in."""
+        found = []
+        find = release.catalog.find
+        for at, text in enumerate(texts):
+            key = key_of(text)
+            entry = None if key is None else find(key)
+            if key is None or entry is None:
+                outcomes[at] = TOO_LONG if key is None else MISS
+            else:
+                found.append((at, key, entry))
+        return found
+
+    def _decided(self, owner: str, entry: Entry, score: float, inputs: tuple[float, ...]) -> Outcome:
+        decision = self._policy.decide(score, owner, entry.name)
+        if decision.serve:
+            return Outcome("", entry.name, entry.answer, score, decision, inputs)
+        reason = "exploration" if decision.arm == "explore" else "below_threshold"
+        return Outcome(reason, entry.name, "", score, decision, inputs)
+
+    def _log(
+        self,
+        rows: RowLog,
+        now: float,
+        request_ids: Sequence[str],
+        owners: Sequence[str],
+        outcomes: Sequence[Outcome],
+    ) -> None:
+        version = self._release.version if self._release else ""
+        for request_id, owner, outcome in zip(request_ids, owners, outcomes, strict=True):
+            row = DecisionRow(
+                at=now,
+                request_id=request_id,
+                owner=owner,
+                release=version,
+                entry=outcome.entry,
+                inputs=outcome.inputs,
+                score=outcome.score,
+                threshold=self._policy.threshold,
+                arm=outcome.decision.arm,
+                action="decline" if outcome.reason else "serve",
+                reason=outcome.reason,
+                propensity=outcome.decision.propensity,
+            )
+            rows.add(row)
+
+    async def _keep_writing(self, rows: RowLog) -> None:
+        while True:
+            await trio.sleep(WRITE_EVERY)
+            await self._write(rows)
+
+    async def _write(self, rows: RowLog) -> None:
+        taken = rows.take()
+        if not taken:
+            return
+        try:
+            await trio.to_thread.run_sync(rows.write, taken)
+        except OSError as error:
+            self.counters["lost_rows"] += len(taken)
+            log.warning("%d decisions were not logged: %s", len(taken), error)
+
+    def _metrics(self) -> Metrics:
+        name = self.context.name
+        lines = [
+            f'antiphon_fast_answer_total{{actor="{name}",outcome="{outcome}"}} {count}'
+            for outcome, count in sorted(self.counters.items())
+        ]
+        if self._release is not None:
+            label = f'actor="{name}",release="{self._release.version}"'
+            lines.append(f"antiphon_fast_answer_entries{{{label}}} {self._release.manifest.entries}")
+        return Metrics(tuple(lines))
