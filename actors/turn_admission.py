@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import trio
 from attrs import define, evolve, frozen
@@ -180,7 +181,7 @@ async def _reserve(host: Host, opening: OpenTurn, model: str, prompt_tokens: int
     return reply
 
 
-async def _ask(host: Host, to: str, message: object, answer: tuple[type[T], ...], opening: OpenTurn) -> T:
+async def _ask(host: Host, to: str, message: object, answer: tuple[type, ...], opening: OpenTurn) -> Any:
     try:
         return await host.ask_until(
             lambda: [to],

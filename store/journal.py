@@ -95,6 +95,16 @@ class _OpenTurn:
     owner: str
     first_row: int
     steps: list[Step] = field(factory=list)
+    events: list[Event] = field(factory=list)
+    """Those of `steps`; sequence n is at n - 1."""
+    verdicts: dict[int, Verdict] = field(factory=dict)
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+        if isinstance(step, Event):
+            self.events.append(step)
+        elif isinstance(step, Verdict):
+            self.verdicts[step.choice] = step
 
 
 class Journal:
@@ -145,7 +155,7 @@ class Journal:
         ):
             for step in _decode(steps):
                 if step.request_id in self._open:
-                    self._open[step.request_id].steps.append(step)
+                    self._open[step.request_id].add(step)
 
     def _oldest(self) -> int:
         """First log row that an open turn needs, or the one to come."""
@@ -243,7 +253,7 @@ class Journal:
                 self._open[record.request_id] = _OpenTurn(record.owner, row.fetchone()[0])
         for record in batch:
             if isinstance(record, Step) and record.request_id in self._open:
-                self._open[record.request_id].steps.append(record)
+                self._open[record.request_id].add(record)
         for record in batch:
             if isinstance(record, Close):
                 self._open.pop(record.request_id, None)
@@ -286,17 +296,23 @@ class Journal:
 
     def events(self, owner: str, request_id: str, after: int) -> list[Event]:
         """Return the events of `owner`'s turn with a sequence above `after`, in order."""
-        return [s for s in self._steps(owner, request_id) if isinstance(s, Event) and s.sequence > after]
+        live = self._live(owner, request_id)
+        if live is not None:
+            return live.events[after:]
+        return [s for s in self._ended(owner, request_id) if isinstance(s, Event) and s.sequence > after]
 
     def verdicts(self, owner: str, request_id: str) -> list[Verdict]:
         """Return the newest verdict of each choice of `owner`'s turn."""
-        newest = {s.choice: s for s in self._steps(owner, request_id) if isinstance(s, Verdict)}
+        live = self._live(owner, request_id)
+        ended = self._ended(owner, request_id) if live is None else ()
+        newest = live.verdicts if live else {s.choice: s for s in ended if isinstance(s, Verdict)}
         return [newest[choice] for choice in sorted(newest)]
 
-    def _steps(self, owner: str, request_id: str) -> Sequence[Step]:
+    def _live(self, owner: str, request_id: str) -> _OpenTurn | None:
         live = self._open.get(request_id)
-        if live is not None:
-            return live.steps if live.owner == owner else ()
+        return live if live is not None and live.owner == owner else None
+
+    def _ended(self, owner: str, request_id: str) -> Sequence[Step]:
         row = self._db.execute(
             "SELECT steps FROM turns WHERE owner=? AND request_id=?", (owner, request_id)
         ).fetchone()
@@ -310,7 +326,9 @@ class Journal:
         return _turn(row) if row else None
 
     def _history(self, turn: Turn) -> History:
-        return History.of(turn, self._steps(turn.opening.owner, turn.opening.request_id))
+        owner, request_id = turn.opening.owner, turn.opening.request_id
+        live = self._live(owner, request_id)
+        return History.of(turn, live.steps if live else self._ended(owner, request_id))
 
     # ------------------------------------------------------------------ upkeep
 
