@@ -10,6 +10,8 @@ nanoseconds.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from attrs import astuple, define, field, frozen
 
 MINUTE = 60_000_000_000
@@ -225,7 +227,7 @@ class Meter:
 
     def reserve(self, wanted: Reservation, limits: Limits) -> Denied | None:
         """Hold what a request may use, or say what is in the way; all of it is held, or nothing."""
-        if wanted.request_id in self.open or wanted.request_id in self.closed:
+        if self.knows(wanted.request_id):
             return None
         gauge = self.gauge(wanted.scope, wanted.model, limits, wanted.since)
         budget = self.budget(wanted.scope)
@@ -234,6 +236,10 @@ class Meter:
             self.hold(wanted, gauge)
             gauge.take(wanted.tokens)
         return denied
+
+    def knows(self, request_id: str) -> bool:
+        """Say whether a request holds something, or did."""
+        return request_id in self.open or request_id in self.closed
 
     def hold(self, reservation: Reservation, gauge: Gauge) -> None:
         """Count a reservation as open: its place and its part of the budget."""
@@ -266,7 +272,7 @@ class Meter:
             gauge.refill(now)
             if gauge.is_idle:
                 del self.gauges[key]
-        old = [request_id for request_id, at in self.closed.items() if at < closed_before]
+        old = [r for r, _ in takewhile(lambda item: item[1] < closed_before, self.closed.items())]
         for request_id in old:
             del self.closed[request_id]
         return old
