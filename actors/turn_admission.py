@@ -38,6 +38,8 @@ INLINE_CHARACTERS = 4096
 PREFIX_TOKENS = 64
 """Tokens that name a prompt's beginning to the router: four blocks of the engine."""
 RELEASE_PATIENCE = 60.0
+ROUTE_PAUSE = 0.1
+"""Seconds between questions to a router that knows of no batcher yet."""
 
 
 @frozen
@@ -101,7 +103,7 @@ async def _ask_all(host: Host, opening: OpenTurn, model: str, prompt: list[int],
         setattr(answers, name, answer)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep, "route", lambda: route(host, opening, model, prompt))
+        nursery.start_soon(keep, "route", lambda: _find_batcher(host, opening, model, prompt))
         nursery.start_soon(keep, "allow", lambda: _screen_input(host, opening))
         nursery.start_soon(keep, "reserved", lambda: _reserve(host, opening, model, len(prompt)))
         if opening.fast_answers:
@@ -170,6 +172,18 @@ async def route(
     if isinstance(reply, Unroutable):
         raise TurnError(reply.error)
     return reply
+
+
+async def _find_batcher(host: Host, opening: OpenTurn, model: str, prompt: Sequence[int]) -> Routed:
+    """Route, and wait a little for a batcher that is just starting."""
+    deadline = trio.current_time() + host.settings.admission_patience
+    while True:
+        try:
+            return await route(host, opening, model, prompt)
+        except TurnError as error:
+            if error.error.status != 503 or trio.current_time() + ROUTE_PAUSE >= deadline:
+                raise
+        await trio.sleep(ROUTE_PAUSE)
 
 
 async def _reserve(host: Host, opening: OpenTurn, model: str, prompt_tokens: int) -> Reserved:

@@ -100,11 +100,16 @@ class _OpenTurn:
     verdicts: dict[int, Verdict] = field(factory=dict)
 
     def add(self, step: Step) -> None:
+        if isinstance(step, Verdict):
+            self.verdicts[step.choice] = step
+            return
         self.steps.append(step)
         if isinstance(step, Event):
             self.events.append(step)
-        elif isinstance(step, Verdict):
-            self.verdicts[step.choice] = step
+
+    def all(self) -> list[Step]:
+        """Every chunk and event, and the newest verdicts: older ones say nothing any more."""
+        return [*self.steps, *self.verdicts.values()]
 
 
 class Journal:
@@ -229,10 +234,13 @@ class Journal:
     def _end(self, close: Close, fresh: Sequence[Step]) -> None:
         """Gather the turn's log into its own row, and delete log rows that nobody needs any more."""
         known = self._open.get(close.request_id)
-        steps = [*(known.steps if known else ()), *(s for s in fresh if s.request_id == close.request_id)]
+        whole = _OpenTurn("", 0)
+        for step in (*(known.all() if known else ()), *fresh):
+            if step.request_id == close.request_id:
+                whole.add(step)
         self._db.execute(
             "UPDATE turns SET status=?, finished=?, error=?, steps=? WHERE request_id=? AND finished IS NULL",
-            (close.status, close.finished, close.error, _encode(steps), close.request_id),
+            (close.status, close.finished, close.error, _encode(whole.all()), close.request_id),
         )
         needed = [t.first_row for request_id, t in self._open.items() if request_id != close.request_id]
         self._db.execute(
@@ -328,7 +336,7 @@ class Journal:
     def _history(self, turn: Turn) -> History:
         owner, request_id = turn.opening.owner, turn.opening.request_id
         live = self._live(owner, request_id)
-        return History.of(turn, live.steps if live else self._ended(owner, request_id))
+        return History.of(turn, live.all() if live else self._ended(owner, request_id))
 
     # ------------------------------------------------------------------ upkeep
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_the_result_does_not_depend_on_where_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int], include_stop: bool
 ) -> None:
     at = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
-    pieces = [text[a:b] for a, b in zip(at, at[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(at)]
     whole = run(tuple(stops), [text], include_stop=include_stop)
     assert run(tuple(stops), pieces, include_stop=include_stop) == whole
     assert text.startswith(whole[0])
