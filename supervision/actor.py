@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import trio
@@ -22,9 +20,8 @@ LATER = Later()
 """Returned by `on_message`: the reply comes later, through `Context.reply`."""
 
 
-@frozen
-class Sender:
-    """Who sent the message at hand, and how to answer it.
+class Sender(NamedTuple):
+    """Who sent the message at hand, and how to answer it. A named tuple, for one is made per message.
 
     `correlation` is 0 for a `tell`. `deadline` is on this process's `trio.current_time()`,
     `inf` for a `tell`.

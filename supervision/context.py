@@ -96,7 +96,8 @@ class ActorContext(Context):
         data = wire.encode(
             Envelope(0, to, epoch, self.name, self.epoch, 0, policy.kind, -1, owner, trace, message)
         )
-        await self._put(to, epoch, policy.kind, data, policy.when_full)
+        if not self._offer(to, epoch, policy.kind, data):
+            await self._put(to, policy.kind, data, policy.when_full)
 
     async def ask(
         self,
@@ -133,7 +134,8 @@ class ActorContext(Context):
                 1, to, epoch, self.name, self.epoch, correlation, policy.kind, budget, owner, trace, message
             )
         )
-        await self._put(to, epoch, policy.kind, data, policy.when_full, deadline)
+        if not self._offer(to, epoch, policy.kind, data):
+            await self._put(to, policy.kind, data, policy.when_full, deadline)
         slot = self.slots.open(correlation, to, epoch)
         slot.alarm = self.alarms.set(deadline, lambda: self._time_out(slot))
         try:
@@ -241,15 +243,15 @@ class ActorContext(Context):
             raise ActorDown(to, f"epoch {to_epoch} is gone, {epoch} is up")
         return epoch
 
+    def _offer(self, to: str, epoch: int, kind: str, data: bytes) -> bool:
+        self._addressed[to] = epoch
+        return self._mailbox.outbox(to).offer(kind, data)
+
     async def _put(
-        self, to: str, epoch: int, kind: str, data: bytes, when_full: WhenFull, deadline: float = math.inf
+        self, to: str, kind: str, data: bytes, when_full: WhenFull, deadline: float = math.inf
     ) -> None:
         outbox = self._mailbox.outbox(to)
-        self._addressed[to] = epoch
         try:
-            if len(outbox) < outbox.capacity:
-                await outbox.put(kind, data, when_full)
-                return
             with trio.move_on_at(deadline) as scope:
                 await outbox.put(kind, data, when_full)
         except OutboxFull:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import trio
 from attrs import frozen
 
 from supervision.actor import Sender
 from supervision.envelope import Envelope
-from supervision.message import REGISTRY, WhenFull, policy_of
+from supervision.message import KEEP_NEWEST
 
 CAPACITY = 1024
 """Messages that may wait. Asks past it are refused with `Busy`."""
@@ -36,9 +37,8 @@ class GaveUp:
     sender: Sender
 
 
-@frozen
-class Arrived:
-    """A tell or an ask, and when it stops being wanted."""
+class Arrived(NamedTuple):
+    """A tell or an ask, and when it stops being wanted. A named tuple, for one is made per message."""
 
     envelope: Envelope
     deadline: float
@@ -62,20 +62,23 @@ class Inbox:
         if len(self._queue) == 1:
             self._taker.unpark()
 
-    def is_full_for(self, envelope: Envelope) -> bool:
-        """Whether this message finds no room. An ask is refused then, a tell lost."""
-        waiting = len(self._queue)
-        return waiting >= self.capacity and (envelope.correlation > 0 or waiting >= _HARD * self.capacity)
+    def squeeze(self, arrived: Arrived) -> bool:
+        """Take a message though the inbox is full; False: an ask must be refused, a tell is lost.
 
-    def replace(self, arrived: Arrived) -> bool:
-        """In a full inbox, put a keep-the-newest message in the place of its elder; False: there is none."""
+        A keep-the-newest message takes the place of its elder, if there is one.
+        """
         new = arrived.envelope
-        cls = REGISTRY.get(new.kind)
-        if len(self._queue) < self.capacity or cls is None or policy_of(cls).when_full is not WhenFull.NEWEST:
+        if new.kind in KEEP_NEWEST and self._replace(arrived):
+            return True
+        if new.correlation or len(self._queue) >= _HARD * self.capacity:
             return False
+        self._queue.append(arrived)
+        return True
+
+    def _replace(self, arrived: Arrived) -> bool:
         for index in range(len(self._queue) - 1, -1, -1):
             item = self._queue[index]
-            if isinstance(item, Arrived) and _supersedes(new, item.envelope):
+            if isinstance(item, Arrived) and _supersedes(arrived.envelope, item.envelope):
                 self._queue[index] = arrived
                 return True
         return False
@@ -88,14 +91,17 @@ class Inbox:
                 return True
         return False
 
-    async def take(self) -> Arrived | Down | GaveUp:
-        """Return the oldest item, waiting for one. Cancellation: nothing is taken."""
+    async def wait(self) -> None:
+        """Return when something is here. Cancellation: nothing happened."""
         while not self._queue:
             await self._taker.park()
-        item = self._queue.popleft()
-        if self._room and len(self._queue) < self.capacity:
+
+    def take(self) -> Arrived | Down | GaveUp | None:
+        """Return the oldest item, or None."""
+        queue = self._queue
+        if self._room and len(queue) <= self.capacity:
             self._room.unpark_all()
-        return item
+        return queue.popleft() if queue else None
 
     async def wait_room(self, must_read: bool) -> None:
         """Return when the socket may be read: there is room, or the actor itself `must_read` replies."""

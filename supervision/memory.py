@@ -184,8 +184,17 @@ class _NotifyingOutbox(Outbox):
         super().__init__(peer, hub.capacity)
         self._hub = hub
 
+    def offer(self, kind: str, data: bytes) -> bool:
+        taken = super().offer(kind, data)
+        if taken:
+            self._notify()
+        return taken
+
     def put_control(self, kind: str, data: bytes) -> None:
         super().put_control(kind, data)
+        self._notify()
+
+    def _notify(self) -> None:
         receiver = self._hub._mailboxes.get(self.peer)  # noqa: SLF001 - one module
         if receiver is not None and len(self) == 1:
             receiver.wake()

@@ -33,6 +33,9 @@ class Policy:
 REGISTRY: dict[str, type] = {}
 """Every message class by its kind, which is the class's name. Unknown kinds are dead letters."""
 
+KEEP_NEWEST: set[str] = set()
+"""The kinds of which a full mailbox keeps the newest: looked up for each message."""
+
 
 @dataclass_transform(frozen_default=True)
 def message(*, repeatable: bool, when_full: WhenFull = WhenFull.REFUSE) -> Any:
@@ -48,6 +51,8 @@ def message(*, repeatable: bool, when_full: WhenFull = WhenFull.REFUSE) -> Any:
             raise ValueError(f"message kind {kind!r} is defined twice: {REGISTRY[kind]} and {made}")
         setattr(made, "__policy__", Policy(kind, repeatable, when_full))  # noqa: B010 - not in the class's type
         REGISTRY[kind] = made
+        if when_full is WhenFull.NEWEST:
+            KEEP_NEWEST.add(kind)
         return made
 
     return register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 import trio
 
@@ -25,21 +24,14 @@ class OutboxClosed(Exception):
     """The peer is gone; nothing more is taken."""
 
 
-class Queued(NamedTuple):
-    """One encoded envelope and the kind it may be replaced by."""
-
-    kind: str
-    data: bytes
-
-
 class Outbox:
-    """Messages for one peer, oldest first. Many tasks put, one takes."""
+    """Messages for one peer, oldest first, each with its kind. Many tasks put, one takes."""
 
     def __init__(self, peer: str, capacity: int = CAPACITY) -> None:
         self.peer = peer
         self.capacity = capacity
         self.closed = False
-        self._queue: deque[Queued] = deque()
+        self._queue: deque[tuple[str, bytes]] = deque()
         self._takers = trio.lowlevel.ParkingLot()
         self._putters = trio.lowlevel.ParkingLot()
         self._drainers = trio.lowlevel.ParkingLot()
@@ -47,33 +39,37 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def offer(self, kind: str, data: bytes) -> bool:
+        """Queue a message that need not wait, without a checkpoint; False: `put` it instead."""
+        waiting = len(self._queue)
+        if self.closed or waiting >= self.capacity or waiting % _TURN == _TURN - 1:
+            return False
+        self._queue.append((kind, data))
+        if not waiting:
+            self._takers.unpark()
+        return True
+
     async def put(self, kind: str, data: bytes, when_full: WhenFull) -> None:
         """Queue a message as its class says. Raises `OutboxFull` or `OutboxClosed`.
 
         Cancellation: the message is queued whole or not at all.
         """
-        waiting = len(self._queue)
-        if waiting >= self.capacity:
-            if await self._squeeze(kind, data, when_full):
-                return
-        elif waiting and waiting % _TURN == 0:
-            await trio.lowlevel.checkpoint()
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        await trio.lowlevel.checkpoint()
+        if len(self._queue) >= self.capacity and await self._squeeze(kind, data, when_full):
+            return
         self.put_control(kind, data)
 
     def put_control(self, kind: str, data: bytes) -> None:
         """Queue what may not wait (a cancel, a refusal: one per ask at most), full or not."""
         if self.closed:
             raise OutboxClosed(self.peer)
-        self._queue.append(Queued(kind, data))
+        self._queue.append((kind, data))
         if len(self._queue) == 1:
             self._takers.unpark()
 
     async def _squeeze(self, kind: str, data: bytes, when_full: WhenFull) -> bool:
         """Deal with a full queue; True when the message has replaced an older one."""
-        await trio.lowlevel.checkpoint()
-        if when_full is WhenFull.NEWEST and len(self._queue) >= self.capacity and self._replace(kind, data):
+        if when_full is WhenFull.NEWEST and self._replace(kind, data):
             return True
         while len(self._queue) >= self.capacity and not self.closed:
             if when_full is not WhenFull.WAIT:
@@ -83,8 +79,8 @@ class Outbox:
 
     def _replace(self, kind: str, data: bytes) -> bool:
         for index in range(len(self._queue) - 1, -1, -1):
-            if self._queue[index].kind == kind:
-                self._queue[index] = Queued(kind, data)
+            if self._queue[index][0] == kind:
+                self._queue[index] = (kind, data)
                 return True
         return False
 
@@ -101,10 +97,12 @@ class Outbox:
         size = 0
         queue = self._queue
         while queue and len(taken) < MAX_ENVELOPES:
-            size += len(queue[0].data)
+            data = queue[0][1]
+            size += len(data)
             if taken and size > FRAME_TARGET:
                 break
-            taken.append(queue.popleft().data)
+            queue.popleft()
+            taken.append(data)
         if self._putters and len(queue) < self.capacity:
             self._putters.unpark(count=self.capacity - len(queue))
         if self._drainers and not queue:

@@ -12,12 +12,15 @@ from supervision import wire
 from supervision.actor import LATER, Actor, Sender
 from supervision.context import ActorContext
 from supervision.envelope import Envelope, Role
-from supervision.inbox import CAPACITY, Arrived, Down, Inbox
+from supervision.inbox import CAPACITY, Arrived, Down, GaveUp, Inbox
 from supervision.mailbox import Mailbox
 from supervision.tree import Tree
 
 _TURN = 64
 """Messages handled before the actor's task yields, so that its sockets are served."""
+
+_ASK = int(Role.ASK)
+"""A plain number: comparing with the enumeration costs as much as the rest of the sorting."""
 
 _FLUSH = 1.0
 """Seconds the last words of an actor that stopped in order may take to leave."""
@@ -55,6 +58,7 @@ class Runtime:
             files=files or {},
         )
         self.ready = trio.Event()
+        self._starting = trio.CancelScope()
         self._grace = math.inf
         self._stopping = trio.Event()
 
@@ -70,21 +74,27 @@ class Runtime:
             spine.start_soon(self.context.alarms.run)
             async with trio.open_nursery() as nursery:
                 self.context.nursery = nursery
-                await self.actor.on_start()
-                self.ready.set()
-                task_status.started()
-                nursery.start_soon(self._work)
-                await self._stopping.wait()
-                with trio.move_on_after(self._grace):
-                    await self.actor.on_stop()
+                with self._starting:
+                    await self.actor.on_start()
+                if not self._starting.cancelled_caught:
+                    self.ready.set()
+                    task_status.started()
+                    nursery.start_soon(self._work)
+                    await self._drain()
                 nursery.cancel_scope.cancel()
             with trio.move_on_after(min(_FLUSH, self._grace)):
                 await self.mailbox.flush()
             spine.cancel_scope.cancel()
 
+    async def _drain(self) -> None:
+        await self._stopping.wait()
+        with trio.move_on_after(self._grace):
+            await self.actor.on_stop()
+
     def stop(self, grace: float) -> None:
-        """Begin the orderly stop; `on_stop` has `grace` seconds."""
+        """Begin the orderly stop: cancel an `on_start` that still runs, or give `on_stop` `grace` seconds."""
         self._grace = min(self._grace, grace)
+        self._starting.cancel()
         self._stopping.set()
 
     def push(self, tree: Tree) -> None:
@@ -112,17 +122,17 @@ class Runtime:
 
     def _sort(self, envelope: Envelope) -> None:
         role = envelope.role
-        if role == Role.REPLY:
+        if role <= _ASK:
+            self._accept(envelope)
+        elif role == Role.REPLY:
             self.context.take_reply(envelope)
         elif role == Role.REFUSAL:
             self.context.take_refusal(envelope)
-        elif role == Role.CANCEL:
-            self._cancel(envelope)
         else:
-            self._accept(envelope)
+            self._cancel(envelope)
 
     def _accept(self, envelope: Envelope) -> None:
-        context = self.context
+        context, inbox = self.context, self.inbox
         if envelope.to_epoch != context.epoch or envelope.to != context.name:
             self._turn_away(envelope, "stale", f"{context.name} is at epoch {context.epoch}")
         elif context.is_stale(envelope.sender, envelope.sender_epoch):
@@ -130,18 +140,16 @@ class Runtime:
         else:
             budget = envelope.budget_ms
             arrived = Arrived(envelope, math.inf if budget < 0 else trio.current_time() + budget / 1000)
-            if len(self.inbox) < self.inbox.capacity:
-                self.inbox.put(arrived)
-            elif not self.inbox.replace(arrived):
-                self._squeeze(arrived)
+            if len(inbox) < inbox.capacity:
+                inbox.put(arrived)
+            elif not inbox.squeeze(arrived):
+                self._bounce(envelope)
 
-    def _squeeze(self, arrived: Arrived) -> None:
-        if not self.inbox.is_full_for(arrived.envelope):
-            self.inbox.put(arrived)
-        elif arrived.envelope.correlation:
-            self._refuse(arrived.envelope, "busy", f"{len(self.inbox)} messages wait for it")
+    def _bounce(self, envelope: Envelope) -> None:
+        if envelope.correlation:
+            self._refuse(envelope, "busy", f"{len(self.inbox)} messages wait for it")
         else:
-            self.context.dead_letters.note("full", arrived.envelope)
+            self.context.dead_letters.note("full", envelope)
 
     def _turn_away(self, envelope: Envelope, code: str, reason: str) -> None:
         self.context.dead_letters.note(code, envelope)
@@ -157,21 +165,26 @@ class Runtime:
             self.inbox.withdraw(*key)
 
     async def _work(self) -> None:
-        handled = 0
+        inbox = self.inbox
         while True:
-            item = await self.inbox.take()
-            if isinstance(item, Arrived):
+            await inbox.wait()
+            for _ in range(_TURN):
+                item = inbox.take()
+                if item is None:
+                    break
                 await self._handle(item)
-            elif isinstance(item, Down):
-                await self.actor.on_down(item.name, item.epoch)
-            else:
-                await self.actor.on_cancel(item.sender)
-            self.context.pulse.progress += 1
-            handled += 1
-            if handled % _TURN == 0:
-                await trio.lowlevel.checkpoint()
+                self.context.pulse.progress += 1
+            await trio.lowlevel.checkpoint()
 
-    async def _handle(self, arrived: Arrived) -> None:
+    async def _handle(self, item: Arrived | Down | GaveUp) -> None:
+        if isinstance(item, Arrived):
+            await self._open(item)
+        elif isinstance(item, Down):
+            await self.actor.on_down(item.name, item.epoch)
+        else:
+            await self.actor.on_cancel(item.sender)
+
+    async def _open(self, arrived: Arrived) -> None:
         envelope, deadline = arrived.envelope, arrived.deadline
         correlation = envelope.correlation
         if deadline < math.inf and trio.current_time() >= deadline:

@@ -156,22 +156,27 @@ def open_body(kind: str, plain: Any) -> Any:
     if cls is None:
         raise UnknownKind(f"unknown kind {kind!r}")
     try:
-        return structure(plain, cls)
-    except ValueError as error:
-        raise MalformedMessage(f"{kind}: {error}") from error
+        return _hook(cls)(plain, cls)
+    except _MISFITS as error:
+        raise MalformedMessage(f"{kind}: {_explain(error)}") from error
 
 
 def structure(plain: Mapping[str, Any], cls: type) -> Any:
     """Structure plain data as `cls`. Raises `ValueError` that names the unknown, missing or wrong field."""
     try:
         return _hook(cls)(plain, cls)
-    except ForbiddenExtraKeysError as error:
+    except _MISFITS as error:
+        raise ValueError(_explain(error)) from error
+
+
+_MISFITS = (ForbiddenExtraKeysError, KeyError, TypeError, AttributeError, ValueError)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ForbiddenExtraKeysError):
         names = ", ".join(sorted(repr(name) for name in error.extra_fields))
-        raise ValueError(f"unknown field {names} in {error.cl.__name__}") from error
-    except KeyError as error:
-        raise ValueError(f"missing field {error}") from error
-    except (TypeError, AttributeError, msgspec.ValidationError) as error:
-        raise ValueError(str(error)) from error
+        return f"unknown field {names} in {error.cl.__name__}"
+    return f"missing field {error}" if isinstance(error, KeyError) else str(error)
 
 
 @cache
