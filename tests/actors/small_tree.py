@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 
 from actors import safety_policy
 from actors.batcher import Batcher, BatcherSettings
+from actors.prompt import ModelText
 from actors.protocol import (
     Attach,
     Charge,
@@ -44,7 +45,7 @@ from actors.protocol import (
     Witness,
 )
 from actors.safety import Safety, SafetySettings
-from actors.scripted_engine import Script, ScriptedEngine, echo
+from actors.scripted_engine import BytesText, Script, ScriptedEngine, echo
 from actors.session import Session
 from actors.turn_host import SessionSettings
 from gpu.sampling_params import SamplingParams
@@ -164,6 +165,17 @@ class Router(Actor):
         return Routed(message.request_id, names[0], "small", "only one")
 
 
+CONTEXT_LENGTH = 2048
+"""Short enough for every prompt that fits to be tokenised and checked in the loop."""
+
+
+class SmallSession(Session):
+    """A session host of a model with a short context."""
+
+    async def _load_models(self) -> dict[str, ModelText]:
+        return {"small": BytesText(CONTEXT_LENGTH)}
+
+
 class InlineSafety(Safety):
     """Reads its policy in the loop: a virtual clock does not wait for threads."""
 
@@ -215,7 +227,7 @@ class SmallTree:
                     BatcherSettings("", "small", "scripted", step_seconds=self.pace), self.script
                 )
             case "session":
-                return Session(self.session_settings)
+                return SmallSession(self.session_settings)
         raise ValueError(name)
 
     async def start(self, *names: str) -> None:

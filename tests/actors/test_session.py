@@ -28,9 +28,9 @@ from actors.protocol import (
     Usage,
 )
 from gpu.sampling_params import SamplingParams
-from tests.actors.small_tree import Reading, SmallTree, on_virtual_time, script_of, small_tree
+from tests.actors.small_tree import CONTEXT_LENGTH, Reading, SmallTree, on_virtual_time, script_of, small_tree
 
-ALL_DAY = "x" * 2000
+ALL_DAY = "x" * 600
 
 
 async def until(reading: Reading, characters: int) -> None:
@@ -166,11 +166,11 @@ def model_error(small: SmallTree) -> OpenTurn:
 
 
 def too_long(small: SmallTree) -> OpenTurn:
-    return small.opening("x" * 8192)
+    return small.opening("x" * CONTEXT_LENGTH)
 
 
 def too_much(small: SmallTree) -> OpenTurn:
-    return small.opening("hi", max_tokens=8190)
+    return small.opening("hi", max_tokens=CONTEXT_LENGTH - 2)
 
 
 def blocked(small: SmallTree) -> OpenTurn:
@@ -210,8 +210,8 @@ async def test_a_refused_turn_holds_and_costs_nothing(
 async def test_a_prompt_of_the_context_minus_one_works(tmp_path: Path) -> None:
     async with small_tree(tmp_path) as small:
         overhead = (await small.say("")).opened.prompt_tokens
-        reading = await small.say("x" * (8192 - 1 - overhead))
-        assert reading.opened.prompt_tokens == 8191
+        reading = await small.say("x" * (CONTEXT_LENGTH - 1 - overhead))
+        assert reading.opened.prompt_tokens == CONTEXT_LENGTH - 1
         assert (reading.text, reading.reasons) == ("Y", ["length"])
 
 
@@ -307,7 +307,7 @@ async def test_a_dead_checker_is_replaced_without_the_client_noticing(tmp_path: 
 
 @on_virtual_time
 async def test_a_reader_that_is_gone_ends_the_turn_after_the_grace(tmp_path: Path) -> None:
-    async with small_tree(tmp_path, script_of(ALL_DAY)) as small:
+    async with small_tree(tmp_path, script_of(ALL_DAY * 2)) as small:
         reading = small.reader(small.opening("go"))
         await reading.open()
         await until(reading, 5)
