@@ -45,12 +45,16 @@ class Reply:
                 return
             except httpx.TransportError as error:
                 if time.monotonic() > give_up:
-                    raise ChatError(f"the server did not come back within {PATIENCE:.0f} s: {error}") from error
+                    raise ChatError(
+                        f"the server did not come back within {PATIENCE:.0f} s: {error}"
+                    ) from error
                 time.sleep(0.2)
 
     def _attempt(self) -> Iterator[str]:
         seen = 0
-        with self.client.stream("POST", "chat/completions", json=self.body, headers={"Idempotency-Key": self.key}) as answer:
+        with self.client.stream(
+            "POST", "chat/completions", json=self.body, headers={"Idempotency-Key": self.key}
+        ) as answer:
             if answer.status_code != 200:
                 answer.read()
                 raise _retriable_or_final(answer)
@@ -60,7 +64,9 @@ class Reply:
                 if line.startswith("data: "):
                     text = _delta(json.loads(line.removeprefix("data: ")))
                     seen += len(text)
-                    fresh = text[max(0, len(text) - (seen - len(self.text))) :] if seen > len(self.text) else ""
+                    fresh = (
+                        text[max(0, len(text) - (seen - len(self.text))) :] if seen > len(self.text) else ""
+                    )
                     self.text += fresh
                     if fresh:
                         yield fresh
@@ -89,7 +95,9 @@ def _delta(event: dict[str, object]) -> str:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `antiphon chat`."""
     parser = subparsers.add_parser("chat", help="talk to the model in this terminal")
-    parser.add_argument("--state", default="./var", help="where the server keeps its state (its address and key are there)")
+    parser.add_argument(
+        "--state", default="./var", help="where the server keeps its state (its address and key are there)"
+    )
     parser.add_argument("--model", default="default")
     parser.add_argument("--system", default="", help="a system message")
     parser.add_argument("--temperature", type=float, default=0.7)
@@ -104,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the chat until the end of input."""
     found = credentials.read(Path(args.state))
     headers = {"Authorization": f"Bearer {found.api_key}"}
-    with httpx.Client(base_url=found.base_url.rstrip("/") + "/", headers=headers, timeout=httpx.Timeout(120, connect=5)) as client:
+    with httpx.Client(
+        base_url=found.base_url.rstrip("/") + "/", headers=headers, timeout=httpx.Timeout(120, connect=5)
+    ) as client:
         _demand_server(client, args.state)
         history = [{"role": "system", "content": args.system}] if args.system else []
         if args.message:
@@ -116,7 +126,9 @@ def _demand_server(client: httpx.Client, state: str) -> None:
     try:
         client.get("models").raise_for_status()
     except httpx.HTTPError as error:
-        raise UsageFault(f"no server answers at {client.base_url} ({error}); start one with: antiphon serve --state {state}") from error
+        raise UsageFault(
+            f"no server answers at {client.base_url} ({error}); start one with: antiphon serve --state {state}"
+        ) from error
 
 
 def _converse(client: httpx.Client, args: argparse.Namespace, history: list[dict[str, str]]) -> int:
@@ -133,7 +145,12 @@ def _converse(client: httpx.Client, args: argparse.Namespace, history: list[dict
 
 def _turn(client: httpx.Client, args: argparse.Namespace, history: list[dict[str, str]], line: str) -> int:
     history.append({"role": "user", "content": line})
-    body: dict[str, object] = {"model": args.model, "messages": list(history), "stream": True, "temperature": args.temperature}
+    body: dict[str, object] = {
+        "model": args.model,
+        "messages": list(history),
+        "stream": True,
+        "temperature": args.temperature,
+    }
     optional = {"seed": args.seed, "max_completion_tokens": args.max_tokens}
     body.update({key: value for key, value in optional.items() if value is not None})
     if args.fast_answers == "off":

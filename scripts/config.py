@@ -15,7 +15,9 @@ from scripts.failure import UsageFault
 
 FILE = "antiphon.toml"
 PREFIX = "ANTIPHON_"
-NOT_SETTINGS = frozenset({"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE"})
+NOT_SETTINGS = frozenset(
+    {"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE"}
+)
 """Variables that other parts read: where model files are kept, what tests and benchmarks use."""
 
 
@@ -62,7 +64,9 @@ class Config:
     concurrent_requests: int = field(default=512, validator=_positive)
 
 
-def load(flags: Mapping[str, Any], *, directory: Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
+def load(
+    flags: Mapping[str, Any], *, directory: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Config:
     """Return the settings that hold. `flags` holds those given on the command line (None: not given).
 
     Raises `UsageFault` that names the key, and where it stands.
@@ -95,7 +99,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for name, text in environ.items():
         if name.startswith(PREFIX) and name not in NOT_SETTINGS:
-            found[name.removeprefix(PREFIX).lower()] = _typed(name.removeprefix(PREFIX).lower(), text, f"{name}: ")
+            found[name.removeprefix(PREFIX).lower()] = _typed(
+                name.removeprefix(PREFIX).lower(), text, f"{name}: "
+            )
     return found
 
 

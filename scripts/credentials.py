@@ -30,7 +30,9 @@ def path_of(state: Path) -> Path:
 def write(state: Path, credentials: Credentials) -> None:
     """Put them in place whole, readable by the owner alone."""
     part = path_of(state).with_suffix(".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as sink:
+    with os.fdopen(
+        os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as sink:
         sink.write(credentials.lines())
     part.replace(path_of(state))
 
@@ -39,7 +41,9 @@ def read(state: Path) -> Credentials:
     """Read them back. Raises `UsageFault` when there are none."""
     path = path_of(state)
     try:
-        pairs = dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line)
+        pairs = dict(
+            line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line
+        )
         return Credentials(pairs["OPENAI_BASE_URL"], pairs["OPENAI_API_KEY"])
     except (OSError, KeyError) as error:
         raise UsageFault(

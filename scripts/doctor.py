@@ -44,7 +44,9 @@ class Finding:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `antiphon doctor`."""
-    parser = subparsers.add_parser("doctor", help="look at this machine and installation, and say what to mend")
+    parser = subparsers.add_parser(
+        "doctor", help="look at this machine and installation, and say what to mend"
+    )
     parser.add_argument("--state", default=None)
     parser.add_argument("--port", type=int, default=None)
     parser.add_argument("--json", action="store_true")
@@ -69,7 +71,17 @@ def examine(state: str | None, port: int | None) -> list[Finding]:
     except UsageFault as fault:
         settings, first = config.Config(), [Finding("settings", "wrong", str(fault), "mend that key")]
     checks: list[Callable[[config.Config], Finding]] = [
-        _python, _memory, _processor, _gpus, _cupy, _compiler, _model, _state, _disk, _fsync, _port,
+        _python,
+        _memory,
+        _processor,
+        _gpus,
+        _cupy,
+        _compiler,
+        _model,
+        _state,
+        _disk,
+        _fsync,
+        _port,
     ]
     return first + [check(settings) for check in checks]
 
@@ -85,14 +97,21 @@ def _memory(_settings: config.Config) -> Finding:
     pairs = (line.split(":") for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
     free = int(dict(pairs)["MemAvailable"].split()[0]) / 2**20
     state: Literal["ok", "wrong"] = "ok" if free >= LEAST_MEMORY_GIB else "wrong"
-    return Finding("memory", state, f"{free:.1f} GiB available", "" if state == "ok" else "free some memory or use a smaller model")
+    return Finding(
+        "memory",
+        state,
+        f"{free:.1f} GiB available",
+        "" if state == "ok" else "free some memory or use a smaller model",
+    )
 
 
 def _processor(_settings: config.Config) -> Finding:
     from gpu.kernels.cpu import describe_cpu  # noqa: PLC0415 - the other checks must work without the engine
 
     facts = machine()
-    return Finding("processor", "ok", f"{facts['processor']}, {facts['cores']} cores; kernels: {describe_cpu()}")
+    return Finding(
+        "processor", "ok", f"{facts['processor']}, {facts['cores']} cores; kernels: {describe_cpu()}"
+    )
 
 
 def _gpus(_settings: config.Config) -> Finding:
@@ -103,25 +122,37 @@ def _gpus(_settings: config.Config) -> Finding:
     try:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (subprocess.SubprocessError, OSError) as error:
-        return Finding("gpus", "wrong", f"nvidia-smi failed: {error}", "reinstall or restart the NVIDIA driver")
+        return Finding(
+            "gpus", "wrong", f"nvidia-smi failed: {error}", "reinstall or restart the NVIDIA driver"
+        )
     return Finding("gpus", "ok", listed.replace("\n", "; ") or "none listed")
 
 
 def _cupy(_settings: config.Config) -> Finding:
     if importlib.util.find_spec("cupy") is None:
-        return Finding("cupy", "note", "not installed; needed only for a GPU", "pip install 'antiphon[gpu]' on a GPU host")
+        return Finding(
+            "cupy",
+            "note",
+            "not installed; needed only for a GPU",
+            "pip install 'antiphon[gpu]' on a GPU host",
+        )
     return Finding("cupy", "ok", "installed")
 
 
 def _compiler(_settings: config.Config) -> Finding:
     found = shutil.which("g++")
     if found is None:
-        return Finding("c++ compiler", "note", "none: not needed to serve; the CUDA sources' tests on the CPU are skipped")
+        return Finding(
+            "c++ compiler",
+            "note",
+            "none: not needed to serve; the CUDA sources' tests on the CPU are skipped",
+        )
     return Finding("c++ compiler", "ok", found)
 
 
 def _model(settings: config.Config) -> Finding:
-    from gpu.model_card import ModelFault, read_model_card  # noqa: PLC0415 - see _processor
+    from gpu.errors import ModelError  # noqa: PLC0415 - see _processor
+    from gpu.model_card import read_model_card  # noqa: PLC0415 - see _processor
 
     known = KNOWN.get(settings.model)
     path = models_directory() / known.file_name if known else Path(settings.model).expanduser()
@@ -130,7 +161,7 @@ def _model(settings: config.Config) -> Finding:
         return Finding("model", "note" if known else "wrong", f"{settings.model}: not here yet", mend)
     try:
         card = read_model_card(path)
-    except ModelFault as error:
+    except ModelError as error:
         return Finding("model", "wrong", str(error), "fetch it again, or give another file")
     return Finding("model", "ok", f"{card.name}: {card.architecture}, context {card.context_length} ({path})")
 
@@ -141,7 +172,12 @@ def _state(settings: config.Config) -> Finding:
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding("state", "wrong", f"{path} cannot be written", "give --state a directory of your own")
     if len(os.fsencode(str(path))) > SOCKET_PATH_LIMIT:
-        return Finding("state", "wrong", f"{path} is too long for socket files", f"use a path of at most {SOCKET_PATH_LIMIT} bytes")
+        return Finding(
+            "state",
+            "wrong",
+            f"{path} is too long for socket files",
+            f"use a path of at most {SOCKET_PATH_LIMIT} bytes",
+        )
     return Finding("state", "ok", str(path))
 
 
@@ -150,7 +186,12 @@ def _disk(settings: config.Config) -> Finding:
     there = next(p for p in (path, *path.parents) if p.exists())
     free = shutil.disk_usage(there).free / 2**30
     state: Literal["ok", "wrong"] = "ok" if free >= LEAST_DISK_GIB else "wrong"
-    return Finding("disk", state, f"{free:.1f} GiB free", "" if state == "ok" else f"free at least {LEAST_DISK_GIB:.0f} GiB: the books stop on a full disk")
+    return Finding(
+        "disk",
+        state,
+        f"{free:.1f} GiB free",
+        "" if state == "ok" else f"free at least {LEAST_DISK_GIB:.0f} GiB: the books stop on a full disk",
+    )
 
 
 def _fsync(settings: config.Config) -> Finding:
@@ -176,7 +217,12 @@ def _port(settings: config.Config) -> Finding:
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
-            return Finding("port", "note", f"{settings.host}:{settings.port}: {error.strerror}", "fine if Antiphon runs there; else give --port")
+            return Finding(
+                "port",
+                "note",
+                f"{settings.host}:{settings.port}: {error.strerror}",
+                "fine if Antiphon runs there; else give --port",
+            )
     return Finding("port", "ok", f"{settings.host}:{settings.port} is free")
 
 

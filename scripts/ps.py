@@ -17,7 +17,9 @@ from supervision.status import ActorStatus, NotRunning, read_status
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `antiphon ps`."""
-    parser = subparsers.add_parser("ps", help="show the tree: name, epoch, pid, state, restarts, mailbox, memory")
+    parser = subparsers.add_parser(
+        "ps", help="show the tree: name, epoch, pid, state, restarts, mailbox, memory"
+    )
     parser.add_argument("--state", default="./var")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(handler=run)
@@ -28,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         actors = read_status(Path(args.state))
     except NotRunning as error:
-        raise UsageFault(f"nothing runs on {args.state}; start it with: antiphon serve --state {args.state}") from error
+        raise UsageFault(
+            f"nothing runs on {args.state}; start it with: antiphon serve --state {args.state}"
+        ) from error
     if args.json:
         print(json.dumps({"actors": [attrs.asdict(a) for a in actors]}, indent=2))
     else:
@@ -37,9 +41,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(actors: list[ActorStatus]) -> Table:
-    table = Table("name", "epoch", "pid", "state", "restarts", "mailbox", "MiB", "last error", box=None, pad_edge=False)
+    table = Table(
+        "name", "epoch", "pid", "state", "restarts", "mailbox", "MiB", "last error", box=None, pad_edge=False
+    )
     colours = {"up": "green", "starting": "yellow", "down": "red"}
     for a in actors:
-        cells: list[Any] = [a.name, a.epoch, a.pid or "", f"[{colours[a.state]}]{a.state}", a.restarts, a.mailbox, f"{a.rss_mib:.0f}", a.last_error or ""]
+        cells: list[Any] = [
+            a.name,
+            a.epoch,
+            a.pid or "",
+            f"[{colours[a.state]}]{a.state}",
+            a.restarts,
+            a.mailbox,
+            f"{a.rss_mib:.0f}",
+            a.last_error or "",
+        ]
         table.add_row(*[str(cell) for cell in cells])
     return table

@@ -7,12 +7,15 @@ import errno
 import os
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
 from rich.console import Console
 
-from gpu.model_card import ModelFault, read_model_card
+from gpu.errors import ModelError
+from gpu.model_card import read_model_card
 from scripts import config as settings
 from scripts import credentials
 from scripts.config import Config
@@ -22,8 +25,10 @@ from scripts.first_release import activate_example
 from scripts.model import KNOWN, resolve
 from scripts.tree import ServedModel, tree
 from store.accounts import Accounts
-from supervision.supervisor import StateInUse, supervise
+from supervision.spec import SupervisorSpec
+from supervision.supervisor import StateInUse, StateUnusable, supervise
 
+QUESTION = "What is the capital of France?"
 BACKLOG = 1024
 TCP_USER_TIMEOUT_MS = 30_000
 """A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
@@ -52,7 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("serve", help="run the whole tree")
     for flag, kind, text in FLAGS:
         parser.add_argument(flag, type=kind, default=None, help=text)
-    parser.add_argument("--set-up-only", action="store_true", help="fetch and check what is needed, then stop")
+    parser.add_argument(
+        "--set-up-only", action="store_true", help="fetch and check what is needed, then stop"
+    )
     parser.set_defaults(handler=run)
 
 
@@ -66,18 +73,18 @@ def run(args: argparse.Namespace) -> int:
     if args.set_up_only:
         return 0
     listener = _listen(config)
-    found = _credentials(state, listener)
+    found, first = _credentials(state, listener)
     activate_example(state)
     spec = tree(config, model, listener.fileno())
+    greet = partial(_greet, found, state, model, first=first)
     try:
-        return trio.run(supervise_with_greeting, spec, state, found, model)
-    except StateInUse as error:
-        raise UsageFault(f"{state}: another antiphon serves from this state directory ({error}); stop it, or give --state another") from error
+        return trio.run(_supervise, spec, state, greet)
+    except (StateInUse, StateUnusable) as error:
+        raise UsageFault(f"{error}; stop what runs there, or give --state another directory") from error
 
 
-async def supervise_with_greeting(spec: object, state: Path, found: tuple[Credentials, bool], model: ServedModel) -> int:
-    """Run the tree, and greet when all of it is ready."""
-    return await supervise(spec, state, on_ready=lambda: _greet(found[0], state, model, first=found[1]))
+async def _supervise(spec: SupervisorSpec, state: Path, greet: Callable[[], None]) -> int:
+    return await supervise(spec, state, on_ready=greet)
 
 
 def _state_directory(config: Config) -> Path:
@@ -88,7 +95,9 @@ def _state_directory(config: Config) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageFault(f"{state}: cannot write there ({error.strerror}); give --state a directory of your own") from error
+        raise UsageFault(
+            f"{state}: cannot write there ({error.strerror}); give --state a directory of your own"
+        ) from error
     return state
 
 
@@ -96,7 +105,7 @@ def _model(config: Config, console: Console) -> ServedModel:
     path = resolve(config.model, console)
     try:
         card = read_model_card(path)
-    except ModelFault as error:
+    except ModelError as error:
         raise UsageFault(str(error)) from error
     name = config.model if config.model in KNOWN else path.stem
     return ServedModel(name, path, card.context_length, card.vocab_size, int(path.stat().st_mtime))
@@ -111,7 +120,11 @@ def _listen(config: Config) -> socket.socket:
         listener.bind((config.host, config.port))
     except OSError as error:
         listener.close()
-        advice = "give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else "give another --host or --port"
+        advice = (
+            "give --port another, or 0 for any free one"
+            if error.errno == errno.EADDRINUSE
+            else "give another --host or --port"
+        )
         raise UsageFault(f"{config.host}:{config.port}: {error.strerror}; {advice}") from error
     listener.listen(BACKLOG)
     os.set_blocking(listener.fileno(), False)
@@ -140,15 +153,18 @@ def _credentials(state: Path, listener: socket.socket) -> tuple[Credentials, boo
 
 
 def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) -> None:
-    shown = found.api_key if first else f"(in {credentials.path_of(state)})"
-    key = found.api_key if first else "$OPENAI_API_KEY"
-    source = "" if first else f"set -a; . {credentials.path_of(state)}; set +a; "
+    """Say where it serves. The key is shown once, by the start that made it; later starts name the file."""
+    kept = credentials.path_of(state)
     print(f"Antiphon serves {model.name} at {found.base_url}")
-    print(f"key: {shown}\n")
-    print(f"export OPENAI_BASE_URL={found.base_url}")
-    print(f"export OPENAI_API_KEY={key if first else '…'}\n" if first else f"  (both lines: {credentials.path_of(state)})\n")
+    if first:
+        print(f"Your key, shown this once (it is also in {kept}):\n\n{found.lines()}")
+        key, source = found.api_key, ""
+    else:
+        print(f"The key is in {kept}.\n")
+        key, source = "$OPENAI_API_KEY", f". {kept}; "
+    body = '{"model": "default", "stream": true, "messages": [{"role": "user", "content": "%s"}]}' % QUESTION
     print(
-        f"{source}curl -N {found.base_url}/chat/completions -H 'Authorization: Bearer '{key} -H 'Content-Type: application/json'"
-        """ -d '{"model": "default", "stream": true, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
+        f'{source}curl -N {found.base_url}/chat/completions -H "Authorization: Bearer {key}"'
+        f""" -H "Content-Type: application/json" -d '{body}'"""
     )
     sys.stdout.flush()

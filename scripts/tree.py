@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,17 @@ from attrs import frozen
 
 from scripts.config import Config
 from supervision.spec import ChildSpec, SupervisorSpec
+
+ALIAS = "default"
+"""Always names the main model."""
+LOADING = 600.0
+"""Seconds a batcher may take to load a model (and, the very first time, to compile its kernels)."""
+ENDING = 5.0
+"""Seconds an edge has beyond its drain to end what is still open."""
+DEFAULT_PRICES: tuple[dict[str, Any], ...] = (
+    {"model": "*", "prompt": 100_000, "cached": 50_000, "completion": 400_000, "fast_answer": 5},
+)
+"""In micro-units per million tokens, and per fast answer."""
 
 
 @frozen
@@ -23,14 +33,82 @@ class ServedModel:
     created: int
 
 
-def tree(config: Config, model: ServedModel, listen: int, credentials_url: str) -> SupervisorSpec:
+def tree(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
     """Return the whole tree. `listen` is the descriptor of the listening socket, which every edge inherits."""
-    state = Path(config.state).resolve()
-    groups = (
-        _books(config, state),
-        _guards(config, state, model),
-        _engines(config, state, model),
-        _talk(config, state, model),
-        _doors(config, state, model, listen, credentials_url),
-    )
+    groups = (_books(config), _guards(config, model), _engines(config, model), _talk(config, model), _doors(config, model, listen))
     return SupervisorSpec("antiphon", "one_for_one", groups)
+
+
+def _books(config: Config) -> SupervisorSpec:
+    limits = {
+        "requests_per_minute": config.requests_per_minute,
+        "tokens_per_minute": config.tokens_per_minute,
+        "concurrency": config.concurrent_requests,
+    }
+    ledger = ChildSpec("ledger", "actors.ledger:Ledger", {"prices": DEFAULT_PRICES})
+    limiter = ChildSpec("limiter", "actors.limiter:Limiter", limits)
+    return SupervisorSpec("books", "rest_for_one", (ledger, limiter))
+
+
+def _guards(config: Config, model: ServedModel) -> SupervisorSpec:
+    policy = {"policy": str(Path(config.policy).resolve()) if config.policy else ""}
+    safety = [ChildSpec(f"safety.{i}", "actors.safety:Safety", policy) for i in range(config.safety_replicas)]
+    fallback = ChildSpec("safety_fallback", "actors.safety:Safety", policy)
+    router = ChildSpec("router", "actors.router:Router", {"models": (model.name,), "aliases": {ALIAS: model.name}})
+    releases = {"release_root": str(_state(config) / "releases"), "feedback_root": str(_state(config) / "feedback")}
+    answers = [ChildSpec(f"fast_answer.{i}", "actors.fast_answer:FastAnswer", releases) for i in range(config.fast_answer_replicas)]
+    return SupervisorSpec("guards", "one_for_one", (*safety, fallback, router, *answers))
+
+
+def _engines(config: Config, model: ServedModel) -> SupervisorSpec:
+    settings = {
+        "model": str(model.path),
+        "name": model.name,
+        "engine": "scripted" if config.engine == "scripted" else "host",
+        "threads": config.threads,
+        "kv_bytes": config.kv_mib << 20,
+        "max_batch": config.max_batch,
+    }
+    batcher = ChildSpec("batcher.0", "actors.batcher:Batcher", settings, ready_within=LOADING)
+    return SupervisorSpec("engines", "one_for_one", (batcher,))
+
+
+def _talk(config: Config, model: ServedModel) -> SupervisorSpec:
+    settings = {
+        "models": {model.name: str(model.path)},
+        "aliases": {ALIAS: model.name},
+        "tokenizer": "bytes" if config.engine == "scripted" else "model",
+        "disconnect_grace": config.disconnect_grace,
+    }
+    hosts = [ChildSpec(f"session.{i}", "actors.session:Session", settings) for i in range(config.sessions)]
+    return SupervisorSpec("talk", "one_for_one", tuple(hosts))
+
+
+def _doors(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
+    settings = {
+        "models": (
+            {
+                "name": model.name,
+                "aliases": (ALIAS,),
+                "context_length": model.context_length,
+                "vocab_size": model.vocab_size,
+                "created": model.created,
+            },
+        ),
+        "accounts": _accounts(config),
+        "keepalive": config.keepalive,
+        "drain_seconds": config.drain,
+    }
+    edges = [
+        ChildSpec(f"edge.{i}", "actors.edge.actor:Edge", settings, files={"listen": listen}, grace=config.drain + ENDING)
+        for i in range(config.edges)
+    ]
+    return SupervisorSpec("doors", "one_for_one", tuple(edges))
+
+
+def _state(config: Config) -> Path:
+    return Path(config.state).expanduser().resolve()
+
+
+def _accounts(config: Config) -> str:
+    return str(_state(config) / "accounts.sqlite")

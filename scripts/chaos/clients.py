@@ -101,10 +101,20 @@ def _transport() -> Iterator[None]:
 
 
 def _sse(door: Door, evidence: Evidence, behaviour: Behaviour, key: str) -> None:
-    body = {**evidence.question.body(), "stream": True, "stream_options": {"include_usage": True}, "fast_answers": "off"}
+    body = {
+        **evidence.question.body(),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "fast_answers": "off",
+    }
     headers = {**door.headers(evidence.owner), "Idempotency-Key": key}
     evidence.attempts.append("")
-    with _transport(), httpx.stream("POST", f"{door.root}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+    with (
+        _transport(),
+        httpx.stream(
+            "POST", f"{door.root}/v1/chat/completions", json=body, headers=headers, timeout=60
+        ) as answer,
+    ):
         if answer.status_code != 200:
             answer.read()
             raise _refusal(answer.status_code, answer.text)
@@ -122,7 +132,10 @@ def _take_chunk(event: dict[str, object], evidence: Evidence, behaviour: Behavio
         raise _Final(json.dumps(event["error"]))
     usage = event.get("usage")
     if isinstance(usage, dict):
-        evidence.completion_tokens, evidence.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        evidence.completion_tokens, evidence.prompt_tokens = (
+            usage["completion_tokens"],
+            usage["prompt_tokens"],
+        )
     evidence.response_id = str(event.get("id", ""))
     for choice in event.get("choices", []):  # type: ignore[attr-defined]
         evidence.attempts[-1] += choice["delta"].get("content") or ""
@@ -130,18 +143,26 @@ def _take_chunk(event: dict[str, object], evidence: Evidence, behaviour: Behavio
 
 
 def _sdk(door: Door, evidence: Evidence, behaviour: Behaviour, key: str) -> None:
-    client = openai.OpenAI(base_url=f"{door.root}/v1", api_key=door.keys[evidence.owner], max_retries=2, timeout=60)
+    client = openai.OpenAI(
+        base_url=f"{door.root}/v1", api_key=door.keys[evidence.owner], max_retries=2, timeout=60
+    )
     evidence.attempts.append("")
     with _transport(), client:
         stream = client.chat.completions.create(
-            **evidence.question.body(), stream=True, stream_options={"include_usage": True},  # type: ignore[call-overload]
-            extra_headers={"Idempotency-Key": key}, extra_body={"fast_answers": "off"},
+            **evidence.question.body(),
+            stream=True,
+            stream_options={"include_usage": True},  # type: ignore[call-overload]
+            extra_headers={"Idempotency-Key": key},
+            extra_body={"fast_answers": "off"},
         )
         finished = False
         for chunk in stream:
             evidence.response_id = chunk.id
             if chunk.usage:
-                evidence.completion_tokens, evidence.prompt_tokens = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
+                evidence.completion_tokens, evidence.prompt_tokens = (
+                    chunk.usage.completion_tokens,
+                    chunk.usage.prompt_tokens,
+                )
             for choice in chunk.choices:
                 evidence.attempts[-1] += choice.delta.content or ""
                 finished = finished or bool(choice.finish_reason)
@@ -152,14 +173,21 @@ def _sdk(door: Door, evidence: Evidence, behaviour: Behaviour, key: str) -> None
 
 
 def _sdk_whole(door: Door, evidence: Evidence, behaviour: Behaviour, key: str) -> None:
-    client = openai.OpenAI(base_url=f"{door.root}/v1", api_key=door.keys[evidence.owner], max_retries=2, timeout=60)
+    client = openai.OpenAI(
+        base_url=f"{door.root}/v1", api_key=door.keys[evidence.owner], max_retries=2, timeout=60
+    )
     with _transport(), client:
         answer = client.chat.completions.create(
-            **evidence.question.body(), extra_headers={"Idempotency-Key": key}, extra_body={"fast_answers": "off"}  # type: ignore[call-overload]
+            **evidence.question.body(),
+            extra_headers={"Idempotency-Key": key},
+            extra_body={"fast_answers": "off"},  # type: ignore[call-overload]
         )
     evidence.response_id = answer.id
     evidence.attempts.append(answer.choices[0].message.content or "")
-    evidence.completion_tokens, evidence.prompt_tokens = answer.usage.completion_tokens, answer.usage.prompt_tokens
+    evidence.completion_tokens, evidence.prompt_tokens = (
+        answer.usage.completion_tokens,
+        answer.usage.prompt_tokens,
+    )
     evidence.ends += 1
     if behaviour.for_good:
         raise Left
@@ -172,13 +200,19 @@ def _websocket(door: Door, evidence: Evidence, behaviour: Behaviour, _key: str) 
         return
     question = evidence.question.body()
     frame = {
-        "type": "response.create", "model": question["model"], "input": question["messages"], "fast_answers": "off",
+        "type": "response.create",
+        "model": question["model"],
+        "input": question["messages"],
+        "fast_answers": "off",
         "max_output_tokens": evidence.question.max_tokens,
         **{k: v for k, v in question.items() if k in {"temperature", "seed"}},
     }
     evidence.attempts.append("")
     url = door.root.replace("http", "ws", 1) + "/v1/responses"
-    with _transport(), connect(url, additional_headers=door.headers(evidence.owner), open_timeout=30) as socket:
+    with (
+        _transport(),
+        connect(url, additional_headers=door.headers(evidence.owner), open_timeout=30) as socket,
+    ):
         socket.send(json.dumps(frame))
         while not _take_event(json.loads(socket.recv(timeout=60)), evidence, behaviour):
             pass
@@ -192,7 +226,9 @@ def _resume(door: Door, evidence: Evidence, behaviour: Behaviour) -> None:
             answer.read()
             raise _refusal(answer.status_code, answer.text)
         for line in answer.iter_lines():
-            if line.startswith("data: ") and _take_event(json.loads(line.removeprefix("data: ")), evidence, behaviour):
+            if line.startswith("data: ") and _take_event(
+                json.loads(line.removeprefix("data: ")), evidence, behaviour
+            ):
                 return
     raise Lost("the stream ended without its last event")
 

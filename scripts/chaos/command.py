@@ -33,7 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `antiphon chaos`."""
     parser = subparsers.add_parser("chaos", help="break the tree by plan and prove that nothing is lost")
     parser.add_argument("--plan", default="kill-everything-once", help="a plan's name, or a .toml file")
-    parser.add_argument("--state", default="", help="hurt the tree that runs on this state (default: a tree of its own)")
+    parser.add_argument(
+        "--state", default="", help="hurt the tree that runs on this state (default: a tree of its own)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="0 draws one, and the report names it")
     parser.add_argument("--model", default="", help="the model of its own tree")
     parser.add_argument("--json", action="store_true")
@@ -77,7 +79,9 @@ class OwnTree:
             self.command[self.command.index("--port") + 1] = port
         self.state.mkdir(parents=True, exist_ok=True)
         log = (self.state / "serve.log").open("ab")
-        self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env={**os.environ, "ANTIPHON_CHAOS": "1"})
+        self.process = subprocess.Popen(
+            self.command, stdout=log, stderr=log, env={**os.environ, "ANTIPHON_CHAOS": "1"}
+        )
         log.close()
         _await_up(self.state, self.process)
 
@@ -108,7 +112,9 @@ def _await_up(state: Path, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_LIMIT
     while time.monotonic() < end:
         if process.poll() is not None:
-            tail = (state / "serve.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            tail = (
+                (state / "serve.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            )
             raise UsageFault(f"the tree did not start: {' '.join(tail)}")
         try:
             actors = read_status(state)

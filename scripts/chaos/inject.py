@@ -50,7 +50,11 @@ class Tree:
     def actors(self, kind: str = "") -> list[ActorStatus]:
         """Return the actors of a kind that are up; of every kind for ""."""
         with contextlib.suppress(NotRunning, OSError):
-            return [a for a in read_status(self.state) if a.state == "up" and (not kind or kind_of(a.name) == kind)]
+            return [
+                a
+                for a in read_status(self.state)
+                if a.state == "up" and (not kind or kind_of(a.name) == kind)
+            ]
         return []
 
     def one(self, kind: str, rng: random.Random) -> ActorStatus:
@@ -80,7 +84,10 @@ def schedule(faults: tuple[FaultPlan, ...], kinds: list[str], rng: random.Random
     drawn = []
     for fault in faults:
         targets = fault.targets or tuple(kinds)
-        drawn += [Injection(fault, targets[i % len(targets)] if fault.kind != "kill_supervisor" else "") for i in range(fault.count)]
+        drawn += [
+            Injection(fault, targets[i % len(targets)] if fault.kind != "kill_supervisor" else "")
+            for i in range(fault.count)
+        ]
     rng.shuffle(drawn)
     return drawn
 
@@ -151,7 +158,9 @@ def _frames(tree: Tree, injection: Injection, rng: random.Random) -> str:
     proxy.stop()
     tree.heal(victim.name, victim.epoch)
     if sum(proxy.counts.values()) == proxy.counts["passed"]:
-        raise NotFired(f"{victim.name}: no frame was touched in {injection.plan.seconds} s ({proxy.counts['passed']} passed)")
+        raise NotFired(
+            f"{victim.name}: no frame was touched in {injection.plan.seconds} s ({proxy.counts['passed']} passed)"
+        )
     return f"{victim.name}: " + ", ".join(f"{count} {fate}" for fate, count in proxy.counts.items())
 
 
@@ -180,7 +189,9 @@ def _disk_full(tree: Tree, injection: Injection, _rng: random.Random) -> str:
     """Fill the state's file system. Only where it is a small one of its own, as the run's own tree has it."""
     usage = shutil.disk_usage(tree.state)
     if usage.total > SMALL_DISK:
-        raise NotFired(f"{tree.state} lies on a disk of {usage.total >> 20} MiB: filling that would hurt others")
+        raise NotFired(
+            f"{tree.state} lies on a disk of {usage.total >> 20} MiB: filling that would hurt others"
+        )
     filler = tree.state / "filler"
     with filler.open("wb", buffering=0) as sink, contextlib.suppress(OSError):
         while True:

@@ -41,7 +41,12 @@ class Plan:
     name: str
     turns: int
     concurrency: int = 8
-    clients: tuple[Literal["sse", "websocket", "sdk", "sdk_whole"], ...] = ("sse", "websocket", "sdk", "sdk_whole")
+    clients: tuple[Literal["sse", "websocket", "sdk", "sdk_whole"], ...] = (
+        "sse",
+        "websocket",
+        "sdk",
+        "sdk_whole",
+    )
     max_tokens: int = 48
     disconnects: float = 0.0
     """Share of turns whose client breaks its connection at a random point and comes back."""
@@ -69,7 +74,11 @@ def load(name: str) -> Plan:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return converter.structure({"name": path.stem, **data}, Plan)
     except (tomllib.TOMLDecodeError, cattrs.BaseValidationError, ValueError) as error:
-        reasons = "; ".join(cattrs.transform_error(error)) if isinstance(error, cattrs.BaseValidationError) else str(error)
+        reasons = (
+            "; ".join(cattrs.transform_error(error))
+            if isinstance(error, cattrs.BaseValidationError)
+            else str(error)
+        )
         raise UsageFault(f"plan {path}: {reasons}") from error
 
 
@@ -79,4 +88,3 @@ def planned(plan: Plan) -> int:
 
 
 FAULT_KINDS: tuple[str, ...] = get_args(FaultKind)
-

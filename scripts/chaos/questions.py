@@ -27,5 +27,9 @@ def draw(plan: Plan, owner: int, rng: random.Random) -> list[Question]:
     for number in range(DISTINCT):
         seed = rng.randrange(1 << 31) if rng.random() < plan.seeded else None
         text = f"{TEXTS[number % len(TEXTS)]} (my word is canary-{owner}-{rng.randrange(10**6)})"
-        questions.append(Question(owner * DISTINCT + number, text, seed, rng.randint(plan.max_tokens // 3, plan.max_tokens)))
+        questions.append(
+            Question(
+                owner * DISTINCT + number, text, seed, rng.randint(plan.max_tokens // 3, plan.max_tokens)
+            )
+        )
     return questions

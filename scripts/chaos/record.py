@@ -17,7 +17,9 @@ class Question:
 
     def body(self) -> dict[str, object]:
         """Return the chat request, less what a client kind adds."""
-        sampling: dict[str, object] = {"temperature": 0} if self.seed is None else {"temperature": 1, "seed": self.seed}
+        sampling: dict[str, object] = (
+            {"temperature": 0} if self.seed is None else {"temperature": 1, "seed": self.seed}
+        )
         return {
             "model": "default",
             "messages": [{"role": "user", "content": self.text}],

@@ -57,17 +57,36 @@ class Progress:
 
     def recovery(self, batcher: bool) -> dict[str, float]:
         """Return p50, p99 and worst recovery in seconds, of the batcher's kills or of all others'."""
-        times = sorted(f.recovered for f in self.fired if f.recovered is not None and ("batcher" in f.target) is batcher and f.kind == "kill")
+        times = sorted(
+            f.recovered
+            for f in self.fired
+            if f.recovered is not None and ("batcher" in f.target) is batcher and f.kind == "kill"
+        )
         if not times:
             return {}
-        return {"count": len(times), "p50": statistics.median(times), "p99": times[min(len(times) - 1, int(len(times) * 0.99))], "worst": times[-1]}
+        return {
+            "count": len(times),
+            "p50": statistics.median(times),
+            "p99": times[min(len(times) - 1, int(len(times) * 0.99))],
+            "worst": times[-1],
+        }
 
     def as_json(self) -> str:
         """Return the report for machines."""
         body: dict[str, Any] = {
-            "plan": self.plan, "seed": self.seed, "good": self.good,
-            "turns": {"planned": self.turns_planned, "ran": len(self.turns), "outcomes": Counter(t.outcome for t in self.turns)},
-            "faults": {"planned": self.faults_planned, "fired": [attrs.asdict(f) for f in self.fired], "not_fired": self.not_fired},
+            "plan": self.plan,
+            "seed": self.seed,
+            "good": self.good,
+            "turns": {
+                "planned": self.turns_planned,
+                "ran": len(self.turns),
+                "outcomes": Counter(t.outcome for t in self.turns),
+            },
+            "faults": {
+                "planned": self.faults_planned,
+                "fired": [attrs.asdict(f) for f in self.fired],
+                "not_fired": self.not_fired,
+            },
             "recovery_s": {"batcher": self.recovery(batcher=True), "others": self.recovery(batcher=False)},
             "violations": [attrs.asdict(v) for v in self.violations],
         }
@@ -76,14 +95,23 @@ class Progress:
     def print(self, console: Console) -> None:
         """Print the report for people."""
         console.print(self.live())
-        for name, figures in (("batcher", self.recovery(batcher=True)), ("others", self.recovery(batcher=False))):
+        for name, figures in (
+            ("batcher", self.recovery(batcher=True)),
+            ("others", self.recovery(batcher=False)),
+        ):
             if figures:
-                console.print(f"recovery after a kill, {name}: " + ", ".join(f"{k} {v:.2f}" if k != "count" else f"{v} kills" for k, v in figures.items()), highlight=False)
+                console.print(
+                    f"recovery after a kill, {name}: "
+                    + ", ".join(f"{k} {v:.2f}" if k != "count" else f"{v} kills" for k, v in figures.items()),
+                    highlight=False,
+                )
         for text in self.not_fired:
             console.print(f"[red]not fired[/]: {text}", highlight=False)
         for violation in self.violations:
             console.print(f"[red]invariant {violation.invariant}[/]: {violation.what}", highlight=False)
-        console.print("[green]no invariant broke, every fault fired" if self.good else "[red]the run is not clean")
+        console.print(
+            "[green]no invariant broke, every fault fired" if self.good else "[red]the run is not clean"
+        )
 
 
 def _recovery(found: list[Fired]) -> str:

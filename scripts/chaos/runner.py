@@ -56,7 +56,9 @@ class Runner:
                 evidence = Evidence("sdk_whole", question, owner)
                 clients.run(self.door, evidence, Behaviour(), self.rng)
                 if evidence.outcome != "done":
-                    raise NotFired(f"no golden answer to {question.text!r}: {evidence.outcome} {evidence.detail}")
+                    raise NotFired(
+                        f"no golden answer to {question.text!r}: {evidence.outcome} {evidence.detail}"
+                    )
                 self.golden[question.number] = evidence.text
 
     def _talk(self) -> None:
@@ -93,7 +95,9 @@ class Runner:
                 self.progress.not_fired.append(f"{name}: {reason}")
                 continue
             recovered = self._first_good_answer(at)
-            self.progress.fired.append(Fired(injection.plan.kind, injection.target, round(at - began, 2), recovered, hit))
+            self.progress.fired.append(
+                Fired(injection.plan.kind, injection.target, round(at - began, 2), recovered, hit)
+            )
 
     def _first_good_answer(self, since: float) -> float | None:
         """Ask the shortest question until it is answered well; return how long that took since the fault."""
@@ -101,8 +105,15 @@ class Runner:
         body = {**question.body(), "max_completion_tokens": 1, "fast_answers": "off"}
         while time.monotonic() - since < PROBE_LIMIT:
             try:
-                answer = httpx.post(f"{self.door.root}/v1/chat/completions", json=body, headers=self.door.headers(0), timeout=30)
-                if answer.status_code == 200 and self.golden[0].startswith(answer.json()["choices"][0]["message"]["content"]):
+                answer = httpx.post(
+                    f"{self.door.root}/v1/chat/completions",
+                    json=body,
+                    headers=self.door.headers(0),
+                    timeout=30,
+                )
+                if answer.status_code == 200 and self.golden[0].startswith(
+                    answer.json()["choices"][0]["message"]["content"]
+                ):
                     return round(time.monotonic() - since, 3)
             except (httpx.TransportError, json.JSONDecodeError):
                 pass

@@ -26,7 +26,12 @@ def check_turns(turns: Iterable[Evidence], golden: Mapping[int, str]) -> list[Vi
             broken.append(Violation("A", f"{where} ended in an error: {turn.detail}"))
         for number, seen in enumerate(turn.attempts):
             if not whole.startswith(seen):
-                broken.append(Violation("B", f"{where} connection {number}: saw {seen[-60:]!r}, not a prefix of the golden text"))
+                broken.append(
+                    Violation(
+                        "B",
+                        f"{where} connection {number}: saw {seen[-60:]!r}, not a prefix of the golden text",
+                    )
+                )
         if turn.outcome == "done" and turn.text != whole:
             broken.append(Violation("B", f"{where} ended with {len(turn.text)} of {len(whole)} characters"))
     return broken
@@ -38,7 +43,11 @@ def check_canaries(turns: Sequence[Evidence], owners: int) -> list[Violation]:
     for turn in turns:
         for owner in range(owners):
             if owner != turn.owner and f"canary-{owner}-" in " ".join(turn.attempts).lower():
-                broken.append(Violation("D", f"turn {turn.response_id} of owner {turn.owner} holds a canary of owner {owner}"))
+                broken.append(
+                    Violation(
+                        "D", f"turn {turn.response_id} of owner {turn.owner} holds a canary of owner {owner}"
+                    )
+                )
     return broken
 
 
@@ -51,7 +60,11 @@ def check_books(turns: Iterable[Evidence], charged: Mapping[str, tuple[int, int]
         request = turn.response_id.split("-", 1)[-1].removeprefix("resp_")
         told = (turn.prompt_tokens, turn.completion_tokens)
         if charged.get(request) != told:
-            broken.append(Violation("C", f"turn {request}: the client was told {told}, the books say {charged.get(request)}"))
+            broken.append(
+                Violation(
+                    "C", f"turn {request}: the client was told {told}, the books say {charged.get(request)}"
+                )
+            )
     return broken
 
 
@@ -59,11 +72,16 @@ def check_figures(metrics: str) -> list[Violation]:
     """C: no reservation is open. E: no check was skipped. F: nothing runs, no KV block is in use."""
     broken = []
     for invariant, name in (
-        ("C", "antiphon_open_reservations"), ("E", "antiphon_safety_check_skipped_total"),
-        ("F", "antiphon_num_requests_running"), ("F", "antiphon_num_requests_waiting"), ("F", "antiphon_live_turns"),
+        ("C", "antiphon_open_reservations"),
+        ("E", "antiphon_safety_check_skipped_total"),
+        ("F", "antiphon_num_requests_running"),
+        ("F", "antiphon_num_requests_waiting"),
+        ("F", "antiphon_live_turns"),
         ("D", "antiphon_owner_mismatch_total"),
     ):
-        values = [float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", metrics, re.MULTILINE)]
+        values = [
+            float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", metrics, re.MULTILINE)
+        ]
         if not values:
             broken.append(Violation(invariant, f"/metrics has no {name}"))
         elif sum(values):
@@ -74,9 +92,15 @@ def check_figures(metrics: str) -> list[Violation]:
 def check_recovery(fired: Iterable[Fired]) -> list[Violation]:
     """G: a good answer within the limit of each kill; a batcher's and the whole tree's also load the model."""
     return [
-        Violation("G", f"{f.kind} {f.target}: {'no good answer' if f.recovered is None else f'{f.recovered:.2f} s'}")
+        Violation(
+            "G", f"{f.kind} {f.target}: {'no good answer' if f.recovered is None else f'{f.recovered:.2f} s'}"
+        )
         for f in fired
-        if f.kind == "kill" and (f.recovered is None or f.recovered > (RECOVERY_LIMIT if "batcher" not in f.target else RECOVERY_LIMIT + 8))
+        if f.kind == "kill"
+        and (
+            f.recovered is None
+            or f.recovered > (RECOVERY_LIMIT if "batcher" not in f.target else RECOVERY_LIMIT + 8)
+        )
     ]
 
 
