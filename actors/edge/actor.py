@@ -38,7 +38,7 @@ class EdgeSettings:
     body_seconds: float = 30.0
     keepalive: float = 12.0
     """Between comments on a stream that says nothing: intermediaries and clients give up on silence."""
-    window: int = 512
+    window: int = 4096
     """Events that may wait for one client here."""
     turn_seconds: float = 600.0
     drain_seconds: float = 20.0

@@ -123,11 +123,15 @@ class Connection(TCPServer):
 
     async def _end(self) -> None:
         """Say that no more comes, and read on for a while: closing on unread bytes recalls what was sent."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            await self.stream.send_eof()
         self._lingering = True
         patience = _LAST_WORDS if self.context.terminated.is_set() else self._limits.linger
         self._reading.deadline = trio.current_time() + patience
+        # Shielded: by now the request's task may be cancelled, as its request is over. This does not wait.
+        with (
+            suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError),
+            trio.CancelScope(shield=True),
+        ):
+            await self.stream.send_eof()
 
     async def _read_data(self) -> None:
         with self._reading:

@@ -22,7 +22,7 @@ class TurnReader:
     event: the rest comes from the journal, by attaching again, once what waits here was taken.
     """
 
-    def __init__(self, name: str, request_id: str, owner: str, host: str, *, limit: int = 512) -> None:
+    def __init__(self, name: str, request_id: str, owner: str, host: str, *, limit: int = 4096) -> None:
         self.name = name
         """What its events carry: two readers of one turn are told apart by it."""
         self.request_id = request_id
