@@ -38,6 +38,7 @@ class Bench:
         return limiter
 
     async def pass_time(self, seconds):
+        await wait_all_tasks_blocked()  # whoever sleeps has begun to
         self.wall += seconds
         self.clock.jump(seconds)
         await wait_all_tasks_blocked()
