@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 from attrs import field, frozen
@@ -21,7 +21,7 @@ from attrs.validators import ge, gt, le
 from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, Metrics, ReadMetrics
 from store.catalog import Entry
 from store.decision import inputs_of
-from store.decision_policy import Decision, Policy
+from store.decision_policy import DECLINE, Decision, Policy
 from store.feedback import DecisionRow, RowLog
 from store.normalise import key_of
 from store.release import POINTER, OpenRelease, Pointer, ReleaseError, open_release, read_pointer
@@ -31,6 +31,8 @@ log = logging.getLogger("antiphon.fast_answer")
 
 WRITE_EVERY = 0.5
 """Seconds between writes of decision rows: what a kill may cost the log, never a reply."""
+REMEMBERED = 8192
+"""Texts whose key and entry are kept: the head of the traffic needs no normal form."""
 RETRY_AFTER = 30.0
 """Seconds until a release that was refused is looked at again, if the pointer stays."""
 
@@ -51,19 +53,14 @@ class FastAnswerSettings:
     """Seconds between looks at the pointer."""
 
 
-UNDECIDED = Decision(serve=False, arm="policy", propensity=1.0)
-"""There was nothing to decide."""
-
-
-@frozen
-class Outcome:
-    """What becomes of one lookup. `reason` "" is a hit."""
+class Outcome(NamedTuple):
+    """What becomes of one lookup. `reason` "" is a hit. A tuple, for one is made for each hit."""
 
     reason: str
     entry: str = ""
     answer: str = ""
     score: float = 0.0
-    decision: Decision = UNDECIDED
+    decision: Decision = DECLINE
     inputs: tuple[float, ...] = ()
 
 
@@ -86,6 +83,8 @@ class FastAnswer(Actor):
         self._seen: tuple[int, int] | None = None
         self._look_again = 0.0
         self._rows: RowLog | None = None
+        self._recent: dict[str, tuple[bytes, Entry]] = {}
+        """Texts that were hits, as they were typed."""
         self.counters: Counter[str] = Counter()
 
     async def on_start(self) -> None:
@@ -132,6 +131,7 @@ class FastAnswer(Actor):
 
     def _take_over(self, opened: OpenRelease) -> None:
         old, self._release = self._release, opened
+        self._recent = {}
         self._policy = Policy(opened.threshold.threshold, self._settings.explore, self._settings.salt)
         if old is not None:
             old.close()
@@ -186,12 +186,12 @@ class FastAnswer(Actor):
         return LookedUp(
             release=self._release.version if self._release else "",
             threshold=self._policy.threshold,
-            reasons=tuple(o.reason for o in outcomes),
-            entries=tuple(o.entry for o in outcomes),
-            answers=tuple(o.answer for o in outcomes),
-            scores=tuple(o.score for o in outcomes),
-            propensities=tuple(o.decision.propensity for o in outcomes),
-            arms=tuple(o.decision.arm for o in outcomes),
+            reasons=tuple([o.reason for o in outcomes]),
+            entries=tuple([o.entry for o in outcomes]),
+            answers=tuple([o.answer for o in outcomes]),
+            scores=tuple([o.score for o in outcomes]),
+            propensities=tuple([o.decision.propensity for o in outcomes]),
+            arms=tuple([o.decision.arm for o in outcomes]),
         )
 
     def _outcomes(
@@ -206,7 +206,7 @@ class FastAnswer(Actor):
             scores = self._release.scorer.score(inputs)
             for (at, _, entry), score, row in zip(found, scores, inputs, strict=True):
                 outcomes[at] = self._decided(owners[at], entry, score, row)
-        self.counters.update(outcome.reason or "hit" for outcome in outcomes)
+        self.counters.update([outcome.reason or "hit" for outcome in outcomes])
         if self._rows is not None:
             self._log(self._rows, now, request_ids, owners, outcomes)
         return outcomes
@@ -216,15 +216,23 @@ class FastAnswer(Actor):
     ) -> list[tuple[int, bytes, Entry]]:
         """Return (place, key, entry) of those the catalog has; the others' outcomes are filled in."""
         found = []
-        find = release.catalog.find
         for at, text in enumerate(texts):
-            key = key_of(text)
-            entry = None if key is None else find(key)
-            if key is None or entry is None:
-                outcomes[at] = TOO_LONG if key is None else MISS
-            else:
-                found.append((at, key, entry))
+            known = self._recent.get(text)
+            if known is None:
+                key = key_of(text)
+                entry = None if key is None else release.catalog.find(key)
+                if key is None or entry is None:
+                    outcomes[at] = TOO_LONG if key is None else MISS
+                    continue
+                known = self._remember(text, key, entry)
+            found.append((at, *known))
         return found
+
+    def _remember(self, text: str, key: bytes, entry: Entry) -> tuple[bytes, Entry]:
+        if len(self._recent) >= REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        known = self._recent[text] = key, entry
+        return known
 
     def _decided(self, owner: str, entry: Entry, score: float, inputs: tuple[float, ...]) -> Outcome:
         decision = self._policy.decide(score, owner, entry.name)
@@ -242,22 +250,28 @@ class FastAnswer(Actor):
         outcomes: Sequence[Outcome],
     ) -> None:
         version = self._release.version if self._release else ""
-        for request_id, owner, outcome in zip(request_ids, owners, outcomes, strict=True):
-            row = DecisionRow(
-                at=now,
-                request_id=request_id,
-                owner=owner,
-                release=version,
-                entry=outcome.entry,
-                inputs=outcome.inputs,
-                score=outcome.score,
-                threshold=self._policy.threshold,
-                arm=outcome.decision.arm,
-                action="decline" if outcome.reason else "serve",
-                reason=outcome.reason,
-                propensity=outcome.decision.propensity,
-            )
-            rows.add(row)
+        threshold = self._policy.threshold
+        rows.add(
+            [
+                DecisionRow(
+                    now,
+                    request_id,
+                    owner,
+                    version,
+                    entry,
+                    inputs,
+                    score,
+                    threshold,
+                    decision.arm,
+                    "decline" if reason else "serve",
+                    reason,
+                    decision.propensity,
+                )
+                for request_id, owner, (reason, entry, _, score, decision, inputs) in zip(
+                    request_ids, owners, outcomes, strict=True
+                )
+            ]
+        )
 
     async def _keep_writing(self, rows: RowLog) -> None:
         while True:

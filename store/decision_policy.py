@@ -26,6 +26,11 @@ class Decision:
     propensity: float
 
 
+SERVE = Decision(serve=True, arm="policy", propensity=1.0)
+DECLINE = Decision(serve=False, arm="policy", propensity=1.0)
+"""All there is without a slice."""
+
+
 @frozen
 class Policy:
     """Serve at `threshold` and above, save for a share `explore` of owners, who get a coin's word."""
@@ -37,8 +42,10 @@ class Policy:
     def decide(self, score: float, owner: str, entry: str) -> Decision:
         """Decide for one owner and one entry. Pure: the same arguments give the same decision."""
         serve: bool = score >= self.threshold
+        if not self.explore:
+            return SERVE if serve else DECLINE
         arm: Arm = "policy"
-        if self.explore and self._draw("slice", owner, "") < self.explore:
+        if self._draw("slice", owner, "") < self.explore:
             arm = "explore"
             serve = self._draw("coin", owner, entry) < COIN
         by_score = 1.0 if (score >= self.threshold) is serve else 0.0

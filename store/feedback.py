@@ -12,7 +12,8 @@ No row has text of a conversation in it. A row is never changed; a day is sealed
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,6 +23,7 @@ from store.durable import flush
 
 DECISIONS: Final = "decisions"
 RATINGS: Final = "ratings"
+SECONDS_A_DAY: Final = 86400
 Kind = Literal["decisions", "ratings"]
 
 
@@ -69,12 +71,12 @@ class RowLog:
     def __init__(self, root: Path, kind: Kind, writer: str) -> None:
         self._directory = root / kind
         self._name = f"{writer}.jsonl"
-        self._encode = msgspec.json.Encoder().encode
+        self._encode = msgspec.json.Encoder().encode_lines
         self._pending: list[Row] = []
 
-    def add(self, row: Row) -> None:
-        """Take a row; it is on the disk after the next `write`."""
-        self._pending.append(row)
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take rows; they are on the disk after the next `write`."""
+        self._pending.extend(rows)
 
     def take(self) -> list[Row]:
         """Give up the rows that are not written yet, to be written in another thread."""
@@ -86,14 +88,11 @@ class RowLog:
 
         A kill may cut the last line off; it is left out when it is read. `flushed` waits for the disk.
         """
-        lines: dict[str, bytearray] = {}
-        for row in rows:
-            lines.setdefault(day_of(row.at), bytearray()).extend(self._encode(row) + b"\n")
-        for day, data in lines.items():
-            path = self._directory / day / self._name
+        for number, of_day in groupby(rows, lambda row: row.at // SECONDS_A_DAY):
+            path = self._directory / day_of(number * SECONDS_A_DAY) / self._name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab", buffering=0) as file:
-                file.write(data)
+                file.write(self._encode(list(of_day)))
             if flushed:
                 flush(path)
                 flush(path.parent)

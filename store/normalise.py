@@ -52,17 +52,18 @@ def _by_point(table: dict[str, Any]) -> dict[int, Any]:
 
 _RAW = TABLES_FILE.read_bytes()
 TABLES: dict[str, Any] = json.loads(_RAW)
+"""What is left of the file: the tables below are taken out of it."""
 NORMALISER = Normaliser(
     version=f"{ALGORITHM}.{TABLES['version']}",
     digest=hashlib.sha256(b"antiphon normalise %d\n" % ALGORITHM + _RAW).hexdigest(),
 )
-FOLD: dict[int, str] = _by_point(TABLES["fold"])
+FOLD: dict[int, str] = _by_point(TABLES.pop("fold"))
 STOPS: str = TABLES["stops"]
 UNSETTLED: list[list[int]] = TABLES["unsettled"]
 """Code points whose place depends on their neighbours: only text with one needs reordering and composing."""
-_DECOMPOSE: dict[int, str] = _by_point(TABLES["decompose"])
-_COMBINING: dict[int, int] = _by_point(TABLES["combining"])
-_COMPOSE: dict[tuple[str, str], str] = {(pair[0], pair[1]): pair[2] for pair in TABLES["compose"]}
+_DECOMPOSE: dict[int, str] = _by_point(TABLES.pop("decompose"))
+_COMBINING: dict[int, int] = _by_point(TABLES.pop("combining"))
+_COMPOSE: dict[tuple[str, str], str] = {(pair[0], pair[1]): pair[2] for pair in TABLES.pop("compose")}
 _unsettled = re.compile(f"[{_character_class(UNSETTLED)}]").search
 _has_word = re.compile(f"[{_character_class(TABLES['word'])}]").search
 _spaces = re.compile(" {2,}")
@@ -108,7 +109,7 @@ def fold(text: str) -> str:
     reorders or joins with its neighbours.
     """
     folded = text.translate(FOLD)
-    if _unsettled(folded) is None:
+    if folded.isascii() or _unsettled(folded) is None:
         return folded
     decomposed = _reordered(text.translate(_DECOMPOSE)).translate(FOLD)
     return _composed(_reordered(decomposed.translate(_DECOMPOSE)))
@@ -155,6 +156,10 @@ def _pair(first: str, second: str) -> str | None:
     return _COMPOSE.get((first, second))
 
 
+def _is_worded(token: str) -> bool:
+    return (token.isascii() and token.isalnum()) or _has_word(token) is not None
+
+
 def _without_stops(text: str) -> str:
     """Drop the sentence punctuation that ends the last word, unless it is part of what is asked about.
 
@@ -163,7 +168,7 @@ def _without_stops(text: str) -> str:
     """
     body = text.rstrip(STOPS)
     token = body[body.rfind(" ") + 1 :]
-    if _has_word(token) is None:
+    if not _is_worded(token):
         return text
     run = text[len(body) :]
     if run[0] == "!" and _spoken.fullmatch(token) is None:

@@ -14,8 +14,7 @@ def decision(i, at=NOON):
 
 def log(root, rows, writer="fast_answer.0-1", kind="decisions"):
     writer = RowLog(root, kind, writer)
-    for row in rows:
-        writer.add(row)
+    writer.add(rows)
     writer.write(writer.take())
 
 
@@ -37,7 +36,7 @@ def test_a_row_goes_to_the_file_of_its_own_day(tmp_path):
 
 def test_rows_taken_are_not_taken_again(tmp_path):
     writer = RowLog(tmp_path, "ratings", "edge.0-1")
-    writer.add(RatingRow(NOON, "r1", "acme", "down"))
+    writer.add([RatingRow(NOON, "r1", "acme", "down")])
     writer.write(writer.take(), flushed=True)
     assert writer.take() == []
     assert list(read_day(tmp_path, "ratings", DAY)) == [RatingRow(NOON, "r1", "acme", "down")]
