@@ -164,11 +164,19 @@ class Books:
         with self._reader.connect() as connection:
             return [Balance(a, int(m), int(n), int(p), int(c)) for a, m, n, p, c in connection.execute(query)]
 
-    def entries(
-        self, *, account: str | None = None, request_id: str | None = None, after: int = 0, limit: int = 1000
-    ) -> list[Entry]:
+    def entries(self, *, account: str | None = None, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Return up to `limit` entries with an id above `after`, in the order they were made."""
         query = sa.select(ENTRIES).where(ENTRIES.c.id > after).order_by(ENTRIES.c.id).limit(limit)
+        return self._entries(query, account, None)
+
+    def newest_entries(
+        self, limit: int, *, account: str | None = None, request_id: str | None = None
+    ) -> list[Entry]:
+        """Return the last `limit` entries, of one account or request, in the order they were made."""
+        query = sa.select(ENTRIES).order_by(ENTRIES.c.id.desc()).limit(limit)
+        return self._entries(query, account, request_id)[::-1]
+
+    def _entries(self, query: sa.Select[Any], account: str | None, request_id: str | None) -> list[Entry]:
         if account is not None:
             query = query.where(ENTRIES.c.account == account)
         if request_id is not None:
