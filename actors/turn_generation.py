@@ -173,13 +173,14 @@ class Generation:
         return True
 
     async def _place(self) -> None:
-        """Return when a batcher has accepted it."""
+        """Return when a batcher has accepted it, or has died of being asked."""
         deadline = trio.current_time() + self.host.settings.batcher_patience
         pause = _PAUSE_FIRST
         avoid: tuple[str, ...] = ()
+        self._lost = False
         while not self._stop:
             refusal = await self._try_place(avoid)
-            if refusal is None or self.finish:
+            if refusal is None or self.finish or self._lost:
                 return
             avoid = (self._batcher,)
             if trio.current_time() + pause >= deadline:
@@ -199,7 +200,7 @@ class Generation:
         epoch = self.host.context.tree.epoch(self._batcher)
         if epoch == 0:
             return unavailable("No engine is up for this model. Try again later.")
-        self._where, self._lost, self._gap, self._progressed = (self._batcher, epoch), False, False, False
+        self._where, self._gap, self._progressed = (self._batcher, epoch), False, False
         try:
             reply = await self.host.context.ask(
                 self._batcher,

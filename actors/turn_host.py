@@ -40,7 +40,7 @@ class SessionSettings:
     window_bytes: int = 256 * 1024
     """Bytes of events that may be on their way to a reader that has not said it consumed them."""
     fast_answer_within: float = 0.2
-    ask_timeout: float = 5.0
+    ask_timeout: float = 2.0
     """One ask to limiter, router or books."""
     admission_patience: float = 5.0
     """How long admission waits for an actor that is down before it refuses with 503."""

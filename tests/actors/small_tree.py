@@ -273,6 +273,7 @@ class Reading:
         self.events: list[Any] = []
         self.consumes = True
         self.headers: dict[str, str] = {}
+        self.epoch = 0
 
     @property
     def request_id(self) -> str:
@@ -316,6 +317,7 @@ class Reading:
 
     async def _until_answered(self, message: OpenTurn | Attach) -> None:
         while True:
+            self.epoch = self.client.tree.epoch(self.session)
             try:
                 reply = await self.client.ask(self.session, message, timeout=60, owner=self.opening.owner)
             except ActorDown:
@@ -352,15 +354,13 @@ class Reading:
 
     async def finish(self) -> None:
         """Hear until the end."""
-        epoch = self.client.tree.epoch(self.session)
         while not self.is_over:
             with trio.move_on_after(0.2):
                 message, _ = await self.client.receive()
                 if isinstance(message, TurnEvents) and message.reader == self.opening.request_id:
                     await self.hear(message)
             now = self.client.tree.epoch(self.session)
-            if now not in (0, epoch):
-                epoch = now
+            if now not in (0, self.epoch):
                 await self.attach()
 
 

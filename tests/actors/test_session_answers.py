@@ -1,0 +1,145 @@
+"""Answers from the catalog inside a turn: at once, checked, free of tokens, and never in the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import trio
+
+from actors.protocol import Declined, Hit, Lookup, ReadTurn, TextDelta, TurnDone, Usage
+from supervision.actor import LATER, Actor, Sender
+from tests.actors.small_tree import Nothing, on_virtual_time, small_tree
+
+ANSWER = "The capital of France is Paris. " * 10
+
+
+class Catalog(Actor):
+    """Answers one question, after `delay` seconds."""
+
+    Settings: ClassVar[type] = Nothing
+
+    def __init__(self, delay: float = 0.0, answer: str = ANSWER) -> None:
+        self.delay = delay
+        self.answer = answer
+        self.asked = 0
+
+    async def on_message(self, message: Any, sender: Sender) -> Any:
+        if not isinstance(message, Lookup):
+            return None
+        self.asked += 1
+        self.context.nursery.start_soon(self._answer, message, sender)
+        return LATER
+
+    async def _answer(self, message: Lookup, sender: Sender) -> None:
+        await trio.sleep(self.delay)
+        if message.text == "capital?":
+            hit = Hit(message.request_id, "2026-08", "france", self.answer, 0.9, 0.5)
+            await self.context.reply(sender, hit)
+        else:
+            await self.context.reply(sender, Declined(message.request_id, "miss"))
+
+
+@on_virtual_time
+async def test_an_answer_of_the_catalog_streams_and_costs_no_tokens(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        began = trio.current_time()
+        reading = await small.say("capital?", fast_answers=True)
+        assert trio.current_time() - began < 0.3
+        assert reading.text == ANSWER
+        assert len([e for e in reading.events if isinstance(e, TextDelta)]) > 2
+        assert reading.headers["x-antiphon-fast-answer"] == "2026-08/france"
+        assert reading.last == TurnDone(len(reading.events), Usage(0, 0), "2026-08/france")
+        await trio.sleep(1)
+        (charge,) = small.books.charges["turn-1"]
+        assert (charge.fast_answer, charge.spans, charge.prompt_tokens) == ("2026-08/france", (), 0)
+        assert small.books.reserved == {}
+        assert small.books.settled == {"turn-1": 0}
+        assert small.books.witnessed == {}
+        record = await small.edge.ask("session.0", ReadTurn("turn-1", "acme"), timeout=5)
+        assert (record.status, record.texts, record.usage) == ("completed", (ANSWER,), Usage(0, 0))
+
+
+@on_virtual_time
+async def test_the_catalog_is_asked_only_when_the_request_takes_part(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        catalog = Catalog()
+        await small.tree.start("fast_answer.0", catalog)
+        assert (await small.say("capital?")).text == "You said: capital?"
+        assert catalog.asked == 0
+
+
+@on_virtual_time
+async def test_a_miss_takes_the_normal_path(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        reading = await small.say("weather?", fast_answers=True)
+        assert reading.text == "You said: weather?"
+        assert "x-antiphon-fast-answer" not in reading.headers
+        assert reading.last.fast_answer == ""
+
+
+@on_virtual_time
+async def test_a_slow_catalog_costs_one_turn_its_limit_and_the_next_nothing(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        catalog = Catalog(delay=1.0)
+        await small.tree.start("fast_answer.0", catalog)
+        waits = []
+        for _ in range(2):
+            began = trio.current_time()
+            reading = small.reader(small.opening("capital?", fast_answers=True))
+            await reading.open()
+            waits.append(trio.current_time() - began)
+            await reading.finish()
+            assert reading.text == "You said: capital?"
+        assert 0.19 <= waits[0] <= 0.21
+        assert waits[1] < 0.01
+
+
+@on_virtual_time
+async def test_a_catalog_that_recovers_is_probed_and_used_again(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        catalog = Catalog(delay=1.0)
+        await small.tree.start("fast_answer.0", catalog)
+        await small.say("capital?", fast_answers=True)
+        catalog.delay = 0.0
+        await trio.sleep(5)
+        probing = await small.say("capital?", fast_answers=True)
+        assert probing.last.fast_answer == ""
+        assert (await small.say("capital?", fast_answers=True)).last.fast_answer == "2026-08/france"
+
+
+@on_virtual_time
+async def test_without_a_catalog_nobody_waits(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        began = trio.current_time()
+        reading = small.reader(small.opening("capital?", fast_answers=True))
+        await reading.open()
+        assert trio.current_time() - began < 0.01
+
+
+@on_virtual_time
+async def test_an_answer_is_checked_like_any_text(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog(answer="eat the forbidden fruit now"))
+        reading = await small.say("capital?", fast_answers=True)
+        assert "forbidden" not in reading.text
+        assert reading.reasons == ["content_filter"]
+
+
+@on_virtual_time
+async def test_an_answer_that_was_begun_is_finished_by_the_next_incarnation(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        await small.tree.kill("safety.0")
+        await small.start("safety.0")
+        reading = small.reader(small.opening("capital?", fast_answers=True))
+        await reading.open()
+        await small.restart("session.0")
+        await small.tree.kill("fast_answer.0")
+        await reading.finish()
+        assert reading.text == ANSWER
+        assert reading.last.fast_answer == "2026-08/france"
+        await trio.sleep(5)
+        assert small.books.reserved == {}

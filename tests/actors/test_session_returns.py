@@ -1,0 +1,151 @@
+"""Coming back: retries, idempotency keys and attaching mean one turn, one generation, one charge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from actors.protocol import OpenTurn, TurnDone, TurnRefused
+from tests.actors.small_tree import Reading, SmallTree, on_virtual_time, script_of, small_tree
+
+TEXT = "one and the same reply " * 5
+
+
+async def same_again(small: SmallTree, first: Reading, **fields: object) -> Reading:
+    """Send the same request once more, as another HTTP request of another edge."""
+    opening = small.opening("go", **fields)
+    return small.reader(opening, small.tree.client(f"edge.{opening.request_id}"))
+
+
+async def one_turn_was_charged(small: SmallTree) -> None:
+    await trio.sleep(5)
+    assert list(small.books.charges) == ["turn-1"]
+    assert len(small.books.charges["turn-1"]) == 1
+    assert small.books.reserved == {}
+
+
+@on_virtual_time
+async def test_an_idempotency_key_attaches_to_the_live_turn(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        key = {"idempotency_key": "k", "body_digest": "d"}
+        first = small.reader(small.opening("go", **key))
+        await first.open()
+        await trio.sleep(0.1)
+        second = await same_again(small, first, **key)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.finish)
+            nursery.start_soon(second.run)
+        assert second.opened.replayed
+        assert not first.opened.replayed
+        assert second.opened.request_id == "turn-1"
+        assert second.opened.created == first.opened.created
+        assert first.text == second.text == TEXT
+        await one_turn_was_charged(small)
+
+
+@on_virtual_time
+async def test_an_idempotency_key_replays_the_finished_turn(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        key = {"idempotency_key": "k", "body_digest": "d", "temperature": 1.0, "seed": 3}
+        first = await small.say("go", **key)
+        await trio.sleep(1000)
+        await small.restart("session.0")
+        second = await same_again(small, first, **key)
+        await second.run()
+        assert second.events == first.events
+        assert second.opened.replayed
+        await one_turn_was_charged(small)
+
+
+@on_virtual_time
+async def test_two_requests_with_one_key_at_the_same_instant_are_one_turn(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        key = {"idempotency_key": "k", "body_digest": "d"}
+        first = small.reader(small.opening("go", **key))
+        second = await same_again(small, first, **key)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run)
+            nursery.start_soon(second.run)
+        assert first.request_id == second.request_id
+        assert first.events == second.events
+        assert sorted([first.opened.replayed, second.opened.replayed]) == [False, True]
+        await trio.sleep(5)
+        assert len(small.books.charges) == 1
+
+
+@on_virtual_time
+async def test_a_key_with_another_body_is_refused_for_good(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", idempotency_key="k", body_digest="d")
+        second = await same_again(small, first, idempotency_key="k", body_digest="other")
+        await second.run()
+        assert isinstance(second.refused, TurnRefused)
+        assert second.refused.error.status == 400
+        assert ("x-should-retry", "false") in second.refused.error.headers
+        await one_turn_was_charged(small)
+
+
+@on_virtual_time
+async def test_a_key_belongs_to_its_owner(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", idempotency_key="k", body_digest="d")
+        second = await same_again(small, first, idempotency_key="k", body_digest="other", owner="globex")
+        await second.run()
+        assert second.opened.request_id == second.opening.request_id
+        assert not second.opened.replayed
+
+
+@on_virtual_time
+async def test_the_sdks_retry_gets_the_turn_that_is_there(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", body_digest="d")
+        second = await same_again(small, first, body_digest="d", is_retry=True)
+        await second.run()
+        assert second.events == first.events
+        assert second.opened.replayed
+        await one_turn_was_charged(small)
+
+
+@on_virtual_time
+async def test_five_requests_that_are_no_retries_are_five_turns(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        readings = [await small.say("go", body_digest="d") for _ in range(5)]
+        assert len({reading.opened.request_id for reading in readings}) == 5
+        await trio.sleep(5)
+        assert len(small.books.charges) == 5
+
+
+@on_virtual_time
+async def test_a_retry_of_a_turn_that_was_broken_off_begins_anew(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", body_digest="d", deadline=0.2)
+        second = await same_again(small, first, body_digest="d", is_retry=True)
+        await second.run()
+        assert not second.opened.replayed
+        assert isinstance(second.last, TurnDone)
+        assert second.text == TEXT
+
+
+@on_virtual_time
+async def test_the_same_request_id_attaches_wherever_the_turn_is(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        reading = small.reader(small.opening("go"))
+        for pause in (0.0, 0.1, 5.0):
+            await reading.open()
+            assert reading.opened.request_id == "turn-1"
+            await trio.sleep(pause)
+        await reading.finish()
+        assert reading.text == TEXT
+        await one_turn_was_charged(small)
+
+
+@on_virtual_time
+async def test_a_finished_turn_is_forgotten_after_its_retention(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT), retention=-1.0) as small:
+        await small.say("go", idempotency_key="k", body_digest="d")
+        await trio.sleep(5)
+        opening: OpenTurn = small.opening("go", idempotency_key="k", body_digest="d")
+        again = small.reader(opening)
+        await again.run()
+        assert not again.opened.replayed
