@@ -51,7 +51,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: int
     keys: int
     probe: str
-    """A question that must be found in it, asked before it serves."""
+    """A key that must be found in it, looked up before it serves."""
 
 
 @frozen
@@ -190,6 +190,13 @@ class Catalog:
         if layout == _PACKED:
             answer = zlib.decompressobj(-15, self._dictionary).decompress(answer)
         return Entry(value[_HEAD.size : start].decode(), tuple(features), answer.decode())
+
+    def answers_its_probe(self) -> bool:
+        """Look up the probe. Raises `CatalogError` when what is there cannot be read."""
+        try:
+            return self.find(self.about.probe.encode()) is not None
+        except (lmdb.Error, zlib.error, struct.error, UnicodeDecodeError) as error:
+            raise CatalogError(f"the catalog cannot be read: {error}") from error
 
     def items(self) -> Iterator[tuple[bytes, Entry]]:
         """Yield every (key, entry) in key order, other phrasings too. For tools, not for serving."""

@@ -22,7 +22,7 @@ import msgspec
 from store.catalog import Catalog, CatalogError
 from store.decision import DecisionError, Scorer, Threshold, read_model, read_threshold
 from store.durable import replace_file
-from store.normalise import NORMALISER, key_of
+from store.normalise import NORMALISER
 
 SCHEMA: Final = 1
 MANIFEST, CATALOG, MODEL, THRESHOLD = "manifest.json", "catalog.mdb", "decision.json", "threshold.json"
@@ -230,6 +230,9 @@ class OpenRelease:
             raise ReleaseError(str(error)) from error
         try:
             self._check(directory)
+        except CatalogError as error:
+            self.close()
+            raise ReleaseError(f"{directory}: {error}") from error
         except ReleaseError:
             self.close()
             raise
@@ -245,7 +248,7 @@ class OpenRelease:
                 f"{directory}: model {self.scorer.version} and threshold {self.threshold.version} "
                 f"where the manifest has {manifest.model} and {manifest.threshold}"
             )
-        if self.catalog.find(key_of(about.probe) or b"") is None:
+        if not self.catalog.answers_its_probe():
             raise ReleaseError(f"{directory}: the catalog does not find its own probe {about.probe!r}")
 
     def close(self) -> None:
@@ -258,7 +261,10 @@ def open_release(root: Path, named: Named) -> OpenRelease:
 
     Raises `ReleaseError`; then nothing was mapped, or it is unmapped again.
     """
-    manifest, digest = check_published(root, named.version)
+    try:
+        manifest, digest = check_published(root, named.version)
+    except OSError as error:
+        raise ReleaseError(f"{root / named.version} cannot be read: {error}") from error
     if digest != named.manifest:
         raise ReleaseError(f"{root / named.version} is not what was activated: its manifest has changed")
     return OpenRelease(root / named.version, manifest)

@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import lmdb
 import msgspec
 import pytest
 
@@ -21,6 +23,7 @@ from store.release import (
     STAMPS,
     THRESHOLD,
     Manifest,
+    OpenRelease,
     ReleaseError,
     check_published,
     open_release,
@@ -204,6 +207,42 @@ def test_a_model_that_is_not_the_manifests_is_refused(tmp_path, root):
     edit(directory / MANIFEST, lambda m: m.update(threshold="t9"))
     with pytest.raises(ReleaseError, match="threshold even"):
         verify(directory)
+
+
+@contextmanager
+def written(catalog):
+    """A transaction on a catalog that nobody but a test would change."""
+    options = {"subdir": False, "lock": False, "lib_version": 0}
+    with lmdb.open(str(catalog), **options) as environment, environment.begin(write=True) as transaction:
+        yield transaction
+
+
+def test_a_catalog_that_lost_its_probe_is_not_served(tmp_path):
+    directory = built(tmp_path, "v3")
+    manifest, _ = read_manifest(directory)
+    with written(directory / CATALOG) as transaction:
+        transaction.delete(b"which release is this")
+    with pytest.raises(ReleaseError, match="its own probe"):
+        OpenRelease(directory, manifest)
+
+
+def test_an_entry_that_cannot_be_unpacked_is_not_served(tmp_path):
+    directory = built(tmp_path, "v3")
+    manifest, _ = read_manifest(directory)
+    with written(directory / CATALOG) as transaction:
+        transaction.put(b"which release is this", b"\0")
+    with pytest.raises(ReleaseError, match="cannot be read"):
+        OpenRelease(directory, manifest)
+
+
+def test_files_that_may_not_be_read_are_refused(root, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("store.release.sha256_of", denied)
+    (root / STAMPS / "v1.json").unlink()
+    with pytest.raises(ReleaseError, match="Permission denied"):
+        open_release(root, read_pointer(root).active)
 
 
 def test_files_that_were_hashed_here_are_not_hashed_again(root, monkeypatch):
