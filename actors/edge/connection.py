@@ -6,7 +6,6 @@ import socket
 import struct
 from contextlib import suppress
 from itertools import chain
-from math import inf
 from typing import Any, cast
 
 import h11
@@ -30,7 +29,7 @@ _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with a timeout of 0: closing sends a reset and keeps nothing."""
 
 _LAST_WORDS = 1.0
-"""Seconds that a client gets to read the end of its last reply when the server stops."""
+"""Seconds that the rest of a refused body is read for when the server stops."""
 
 
 @frozen
@@ -124,14 +123,18 @@ class Connection(TCPServer):
     async def _end(self) -> None:
         """Say that no more comes, and read on for a while: closing on unread bytes recalls what was sent."""
         self._lingering = True
-        patience = _LAST_WORDS if self.context.terminated.is_set() else self._limits.linger
-        self._reading.deadline = trio.current_time() + patience
+        self._reading.deadline = trio.current_time() + self._patience()
         # Shielded: by now the request's task may be cancelled, as its request is over. This does not wait.
         with (
             suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError),
             trio.CancelScope(shield=True),
         ):
             await self.stream.send_eof()
+
+    def _patience(self) -> float:
+        if self.protocol.has_read_all:
+            return 0.0
+        return _LAST_WORDS if self.context.terminated.is_set() else self._limits.linger
 
     async def _read_data(self) -> None:
         with self._reading:
@@ -148,18 +151,17 @@ class Connection(TCPServer):
 
     async def _receive(self) -> bytes | None:
         """Return what came, b"" at the end; None when the connection is lost or a websocket fell silent."""
-        for is_second_silence in (False, True):
-            with trio.move_on_after(self._patience()):
+        silences = 0
+        while silences < 2:
+            with trio.move_on_after(self._limits.ping):
                 try:
                     return bytes(await self.stream.receive_some(MAX_RECV))
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     return None
-            if not is_second_silence:
+            if self.protocol.is_websocket:
+                silences += 1
                 await self.protocol.ping()
         return None
-
-    def _patience(self) -> float:
-        return self._limits.ping if self.protocol.is_websocket else inf
 
     async def _drop_the_rest(self) -> None:
         left = self._limits.linger_bytes
@@ -189,6 +191,11 @@ class GuardedH11(H11Protocol):
     def is_websocket(self) -> bool:
         """The connection was upgraded."""
         return isinstance(self.stream, WSStream) and self.stream.state is ASGIWebsocketState.CONNECTED
+
+    @property
+    def has_read_all(self) -> bool:
+        """The client said all of its request: nothing of it is unread."""
+        return self.connection.their_state in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}
 
     async def ping(self) -> None:
         """Ask a silent websocket for a sign of life."""

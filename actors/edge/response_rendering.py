@@ -30,6 +30,8 @@ from actors.protocol import (
 STRIDE = 8
 BROKEN = STRIDE - 1
 """Added for an error of the edge itself: after everything that came of an event, before the next one."""
+CANCELLED = "turn_cancelled"
+"""The code of a turn's last error when its owner ended it."""
 
 
 @frozen
@@ -203,7 +205,8 @@ class ResponseEvents:
                 status = final_status(self._finish_reason)
                 return self._ending(number, status, usage=usage)
             case TurnFailed(error=error):
-                return self._ending(number, "failed", error=error)
+                status = "cancelled" if error.code == CANCELLED else "failed"
+                return self._ending(number, status, error=error)
 
     def _delta(self, event: TextDelta) -> list[bytes]:
         self._take(event)
@@ -252,7 +255,7 @@ class ResponseEvents:
             error,
         )
         final = {
-            "type": f"response.{status}",
+            "type": "response.failed" if status == "cancelled" else f"response.{status}",
             "response": response_object(self._shape, self._shown(state)),
         }
         return self._numbered(number, final)

@@ -39,7 +39,12 @@ async def test_a_streamed_reply(tmp_path):
         assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == GOLDEN
         assert all(c["choices"][0]["delta"].get("content") for c in chunks[1:-1])
-        assert chunks[-1]["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+        assert chunks[-1]["choices"][0] == {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
         assert all("usage" not in c for c in chunks)
         assert d.script.left == []
         assert d.script.consumed[-1].through == len(next(iter(d.script.turns.values())).events)
@@ -48,7 +53,10 @@ async def test_a_streamed_reply(tmp_path):
 @trio_test
 async def test_the_script_host(tmp_path):
     async with door(tmp_path, Script(hold_after=2)) as d:
-        async with d.http() as client, client.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as reply:
+        async with (
+            d.http() as client,
+            client.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as reply,
+        ):
             got = ""
             async for text in reply.aiter_text():
                 got += text
