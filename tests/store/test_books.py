@@ -285,3 +285,20 @@ def test_random_kills_between_transactions_leave_whole_postings(tmp_path):
     assert owed(books) == due
     assert disagreements(books) == set()
     books.close()
+
+
+def test_a_full_disk_is_an_error_and_leaves_whole_books(tmp_path):
+    books = Books(tmp_path / "b.sqlite")
+    books.publish([PRICE], 0)
+    books.enter([delivery("before")], 1)
+    with books._engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(sa.exc.OperationalError, match="full"):
+        books.enter([delivery(f"r{i}") for i in range(2000)], 2)
+    books.close()
+    again = Books(tmp_path / "b.sqlite")
+    assert owed(again) == 7
+    assert disagreements(again) == set()
+    assert again.enter([delivery("after")], 3) == [7]
+    again.close()
