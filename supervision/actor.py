@@ -62,7 +62,7 @@ class Context(ABC):
 
         Returns when the message is queued for the peer, not when it is delivered.
         Raises `ActorDown` when the peer is not up or has another epoch, `Busy` when the queue is full
-        and the message's class says to refuse.
+        and the message's class says to refuse, `MessageTooLarge` for what no mailbox takes.
         Cancellation: either queued whole or not at all.
         """
 

@@ -94,7 +94,7 @@ class ActorContext(Context):
         policy = policy_of(message)
         epoch = self._address(to, to_epoch)
         data = wire.encode(
-            Envelope(0, to, epoch, self.name, self.epoch, 0, policy.kind, -1, owner, trace, message)
+            Envelope(Role.TELL, to, epoch, self.name, self.epoch, 0, policy.kind, -1, owner, trace, message)
         )
         if not self._offer(to, epoch, policy.kind, data):
             await self._put(to, policy.kind, data, policy.when_full)
@@ -131,7 +131,17 @@ class ActorContext(Context):
         budget = max(0, round((deadline - trio.current_time()) * 1000)) if deadline < math.inf else -1
         data = wire.encode(
             Envelope(
-                1, to, epoch, self.name, self.epoch, correlation, policy.kind, budget, owner, trace, message
+                Role.ASK,
+                to,
+                epoch,
+                self.name,
+                self.epoch,
+                correlation,
+                policy.kind,
+                budget,
+                owner,
+                trace,
+                message,
             )
         )
         if not self._offer(to, epoch, policy.kind, data):
@@ -261,7 +271,7 @@ class ActorContext(Context):
         if scope.cancelled_caught:
             raise DeadlineExceeded(to, "its queue stayed full")
 
-    def _post(self, role: Role, to: str, to_epoch: int, correlation: int, kind: str, body: Any) -> None:
+    def _post(self, role: int, to: str, to_epoch: int, correlation: int, kind: str, body: Any) -> None:
         """Queue what may not wait, for a peer that may be gone."""
         if self.is_stale(to, to_epoch):
             return

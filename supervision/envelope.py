@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
-class Role(IntEnum):
-    """What an envelope is to the one who gets it."""
+class Role:
+    """What an envelope is to the one who gets it. Plain numbers: an enumeration's cost more to compare."""
 
-    TELL = 0
-    ASK = 1
-    REPLY = 2
-    REFUSAL = 3
+    TELL: Final = 0
+    ASK: Final = 1
+    REPLY: Final = 2
+    REFUSAL: Final = 3
     """An ask that will get no reply: `kind` is the refusal's code, `body` the reason in words."""
-    CANCEL = 4
+    CANCEL: Final = 4
     """The asker of `correlation` gave up."""
 
 

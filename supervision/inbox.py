@@ -62,11 +62,20 @@ class Inbox:
         if len(self._queue) == 1:
             self._taker.unpark()
 
-    def squeeze(self, arrived: Arrived) -> bool:
-        """Take a message though the inbox is full; False: an ask must be refused, a tell is lost.
+    def accept(self, arrived: Arrived) -> bool:
+        """Take a message if it finds room; False: an ask must be refused, a tell is lost.
 
-        A keep-the-newest message takes the place of its elder, if there is one.
+        In a full inbox a keep-the-newest message takes the place of its elder, if there is one.
         """
+        queue = self._queue
+        if len(queue) >= self.capacity:
+            return self._squeeze(arrived)
+        queue.append(arrived)
+        if len(queue) == 1:
+            self._taker.unpark()
+        return True
+
+    def _squeeze(self, arrived: Arrived) -> bool:
         new = arrived.envelope
         if new.kind in KEEP_NEWEST and self._replace(arrived):
             return True

@@ -12,15 +12,12 @@ from supervision import wire
 from supervision.actor import LATER, Actor, Sender
 from supervision.context import ActorContext
 from supervision.envelope import Envelope, Role
-from supervision.inbox import CAPACITY, Arrived, Down, GaveUp, Inbox
+from supervision.inbox import CAPACITY, Arrived, Down, Inbox
 from supervision.mailbox import Mailbox
 from supervision.tree import Tree
 
 _TURN = 64
 """Messages handled before the actor's task yields, so that its sockets are served."""
-
-_ASK = int(Role.ASK)
-"""A plain number: comparing with the enumeration costs as much as the rest of the sorting."""
 
 _FLUSH = 1.0
 """Seconds the last words of an actor that stopped in order may take to leave."""
@@ -122,7 +119,7 @@ class Runtime:
 
     def _sort(self, envelope: Envelope) -> None:
         role = envelope.role
-        if role <= _ASK:
+        if role <= Role.ASK:
             self._accept(envelope)
         elif role == Role.REPLY:
             self.context.take_reply(envelope)
@@ -139,10 +136,8 @@ class Runtime:
             context.dead_letters.note("stale", envelope)
         else:
             budget = envelope.budget_ms
-            arrived = Arrived(envelope, math.inf if budget < 0 else trio.current_time() + budget / 1000)
-            if len(inbox) < inbox.capacity:
-                inbox.put(arrived)
-            elif not inbox.squeeze(arrived):
+            deadline = math.inf if budget < 0 else trio.current_time() + budget / 1000
+            if not inbox.accept(Arrived(envelope, deadline)):
                 self._bounce(envelope)
 
     def _bounce(self, envelope: Envelope) -> None:
@@ -165,46 +160,45 @@ class Runtime:
             self.inbox.withdraw(*key)
 
     async def _work(self) -> None:
-        inbox = self.inbox
+        inbox, pulse = self.inbox, self.context.pulse
         while True:
             await inbox.wait()
             for _ in range(_TURN):
                 item = inbox.take()
                 if item is None:
                     break
-                await self._handle(item)
-                self.context.pulse.progress += 1
+                if isinstance(item, Arrived):
+                    await self._open(item)
+                elif isinstance(item, Down):
+                    await self.actor.on_down(item.name, item.epoch)
+                else:
+                    await self.actor.on_cancel(item.sender)
+                pulse.progress += 1
             await trio.lowlevel.checkpoint()
 
-    async def _handle(self, item: Arrived | Down | GaveUp) -> None:
-        if isinstance(item, Arrived):
-            await self._open(item)
-        elif isinstance(item, Down):
-            await self.actor.on_down(item.name, item.epoch)
-        else:
-            await self.actor.on_cancel(item.sender)
-
     async def _open(self, arrived: Arrived) -> None:
-        envelope, deadline = arrived.envelope, arrived.deadline
-        correlation = envelope.correlation
+        envelope, deadline = arrived
         if deadline < math.inf and trio.current_time() >= deadline:
             self.context.dead_letters.note("expired", envelope)
             return
         try:
             message = wire.open_body(envelope.kind, envelope.body)
-        except wire.UnknownKind as error:
-            self._turn_away(envelope, "unknown", str(error))
-            return
-        except wire.MalformedMessage as error:
-            self._turn_away(envelope, "malformed", str(error))
+        except wire.WireError as error:
+            code = "unknown" if isinstance(error, wire.UnknownKind) else "malformed"
+            self._turn_away(envelope, code, str(error))
             return
         sender = Sender(
-            envelope.sender, envelope.sender_epoch, correlation, envelope.owner, envelope.trace, deadline
+            envelope.sender,
+            envelope.sender_epoch,
+            envelope.correlation,
+            envelope.owner,
+            envelope.trace,
+            deadline,
         )
-        if not correlation:
+        if envelope.correlation:
+            await self._answer(message, sender)
+        else:
             await self.actor.on_message(message, sender)
-            return
-        await self._answer(message, sender)
 
     async def _answer(self, message: object, sender: Sender) -> None:
         context = self.context

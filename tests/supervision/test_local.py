@@ -6,7 +6,8 @@ import trio.testing
 
 from supervision.errors import ActorDown, Busy, DeadlineExceeded, Refused, StaleEpoch
 from supervision.local import LocalTree
-from supervision.memory import SeededFaults
+from supervision.memory import Hub, SeededFaults
+from supervision.runtime import Runtime
 from tests.supervision.clock import virtual
 from tests.supervision.echo import Echo, Fall, Fell, Hold, Item, Level, Nap, Release, Said, Say
 
@@ -329,3 +330,20 @@ async def test_no_reply_is_ever_paired_with_anothers_request(seed):
         assert len(tree.context("test.0").slots) == 0
         tree.hub.fault = None
         assert (await client.ask("echo", Say("after"), timeout=1)).text == "after"
+
+
+@virtual
+async def test_an_actor_told_to_stop_while_it_starts_stops_at_once():
+    class Slow(Echo):
+        async def on_start(self):
+            await trio.sleep(60)
+
+    hub, actor = Hub(), Slow()
+    runtime = Runtime(actor, hub.mailbox("slow"), name="slow", epoch=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.run)
+        await trio.sleep(1)
+        runtime.stop(grace=5)
+    assert trio.current_time() == pytest.approx(1, abs=0.01)
+    assert not runtime.ready.is_set()
+    assert not actor.stopped

@@ -117,7 +117,7 @@ def test_sigterm_stops_everything_and_leaves_nothing(supervisor, tmp_path):
 
 
 def test_a_killed_actor_comes_back_with_a_higher_epoch_and_a_stopped_one_is_healed(supervisor):
-    it = supervisor(child("a", heartbeat=0.5), child("b"))
+    it = supervisor(child("a"), child("b"))
     it.wait_ready()
     first = it.actor("a")
     os.kill(first.pid, signal.SIGKILL)
