@@ -239,6 +239,14 @@ class SmallTree:
         """SIGKILL, and the next incarnation."""
         await self.tree.restart(name, self.make(name))
 
+    async def persist(self, client: Client, to: str, message: Any) -> Any:
+        """Ask until somebody answers, as an edge does with a message that may be repeated."""
+        while True:
+            try:
+                return await client.ask(to, message, timeout=5)
+            except AskFailed:
+                await trio.sleep(0.05)
+
     def opening(self, text: str, **fields: Any) -> OpenTurn:
         """Return a greedy first turn that asks `text`."""
         params = SamplingParams(fields.pop("max_tokens", 0), temperature=fields.pop("temperature", 0.0))
