@@ -93,7 +93,7 @@ def shared(tmp_path_factory):
     opened.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CHARGES, st.randoms(use_true_random=False), st.data())
 def test_any_multiset_of_charges_costs_what_its_union_costs(shared, charges, rng, data):
     books, numbers = shared
