@@ -96,9 +96,13 @@ def _is_flat(kind: Any) -> bool:
 
 
 def _flat_hook(kind: type) -> Callable[[Any, Any], Any]:
-    allowed = frozenset(field.name for field in attrs.fields(kind))
+    fields = attrs.fields(kind)
+    allowed = frozenset(field.name for field in fields)
+    names, types = tuple(field.name for field in fields), tuple(field.type for field in fields)
 
     def structure(value: Any, _: Any) -> Any:
+        if type(value) is dict and tuple(value) == names and tuple(map(type, value.values())) == types:
+            return kind(*value.values())  # what our own encoder writes, scalars only: nothing to convert
         if type(value) is dict and not allowed.issuperset(value):
             raise ForbiddenExtraKeysError(None, kind, set(value) - allowed)
         return msgspec.convert(value, kind)
