@@ -20,7 +20,6 @@ from actors.breakers import LookupBreakers
 from actors.prompt import FileModelText, ModelText
 from actors.protocol import (
     Attach,
-    CancelGeneration,
     CancelTurn,
     Consumed,
     ErrorBody,
@@ -31,7 +30,6 @@ from actors.protocol import (
     OpenTurn,
     ReadMetrics,
     ReadTurn,
-    TokenChunk,
     Tokens,
     TurnCancelled,
     TurnFailed,
@@ -41,7 +39,6 @@ from actors.protocol import (
 from actors.scripted_engine import BytesText
 from actors.turn import BROKEN, CANCELLED, Turn
 from actors.turn_admission import Admitted, admit
-from actors.turn_choice import Choice
 from actors.turn_errors import TurnError, first_error, not_found, unavailable
 from actors.turn_host import Host, SessionSettings
 from actors.turn_journal import JournalWriter, encode, event_record
@@ -49,18 +46,16 @@ from actors.turn_reader import Reader
 from actors.turn_record import admitted_of, opened_of, record_of, settlement_of_history
 from actors.turn_returns import Admission, Asker, Earlier
 from actors.turn_settlement import Settling
+from actors.turn_tokens import TokenInlet
 from store import journal_records
 from store.journal import Journal, JournalError
 from supervision.actor import LATER, Actor, Later, Sender
-from supervision.errors import AskFailed
 
 log = logging.getLogger(__name__)
 
 UPKEEP_EVERY = 1.0
 _LAST_WORDS = 0.02
 """Seconds between looks at who still hears a turn, when the host stops."""
-_FAULT_NEWS = 1024
-"""Generations whose batcher was told once that nobody wants them; a bounded memory."""
 
 
 class Session(Actor):
@@ -76,7 +71,7 @@ class Session(Actor):
         self._settling: set[str] = set()
         """Turns of an earlier incarnation that had ended and still owe."""
         self._readers: dict[tuple[str, str], Reader] = {}
-        self._disowned: set[tuple[str, int, str]] = set()
+        self._inlet: TokenInlet
         self._is_stopping = False
 
     # ------------------------------------------------------------------ life
@@ -90,6 +85,7 @@ class Session(Actor):
         models = await self._load_models()
         self._host = Host(context, settings, journal, writer, models, LookupBreakers(), Counter())
         self._earlier = Earlier(self._host)
+        self._inlet = TokenInlet(self._host, self._turns)
         context.nursery.start_soon(writer.run)
         context.nursery.start_soon(self._upkeep)
         for history in journal.unfinished():
@@ -163,7 +159,7 @@ class Session(Actor):
         """React to one message."""
         match message:
             case Tokens():
-                self._take_tokens(message, (sender.name, sender.epoch))
+                self._inlet.take(message, (sender.name, sender.epoch))
             case Consumed() | Leave():
                 self._take_word(message)
             case OpenTurn():
@@ -361,45 +357,6 @@ class Session(Actor):
         await turn.over.wait()
         await self.context.reply(sender, TurnCancelled(turn.request_id))
 
-    # ------------------------------------------------------------------ tokens
-
-    def _take_tokens(self, message: Tokens, sender: tuple[str, int]) -> None:
-        """Journal one step's chunks of all turns in one transaction; then each choice gets its own."""
-        taken: list[tuple[Choice, journal_records.Chunk]] = []
-        for chunk in message.chunks:
-            choice = self._choice(chunk.generation)
-            row = choice.generation.offer(chunk, sender) if choice else None
-            if choice is not None and row is not None:
-                taken.append((choice, row))
-            elif choice is None or not choice.generation.is_at(sender):
-                self._disown(chunk, sender)
-        if taken:
-            self._host.writer.add(*(row for _, row in taken), then=partial(_hand_out, taken))
-
-    def _choice(self, generation: str) -> Choice | None:
-        request_id, _, index = generation.rpartition("/")
-        turn = self._turns.get(request_id)
-        if turn is None or not index.isdecimal() or int(index) >= len(turn.choices):
-            return None
-        return turn.choices[int(index)]
-
-    def _disown(self, chunk: TokenChunk, sender: tuple[str, int]) -> None:
-        """A batcher works on what nobody wants from it: tell it, once."""
-        key = (*sender, chunk.generation)
-        if chunk.finish or key in self._disowned:
-            return
-        if len(self._disowned) >= _FAULT_NEWS:
-            self._disowned.clear()
-        self._disowned.add(key)
-        self.context.nursery.start_soon(self._tell_unwanted, chunk.generation, sender)
-
-    async def _tell_unwanted(self, generation: str, batcher: tuple[str, int]) -> None:
-        name, epoch = batcher
-        try:
-            await self.context.tell(name, CancelGeneration(generation), to_epoch=epoch)
-        except AskFailed as error:
-            log.info("%s is not wanted of %s, which cannot be told: %s", generation, name, error)
-
     # ------------------------------------------------------------------ figures
 
     def _metrics(self) -> tuple[str, ...]:
@@ -416,11 +373,6 @@ class Session(Actor):
             for key, value in sorted(counters.items())
         ]
         return tuple(lines)
-
-
-def _hand_out(taken: list[tuple[Choice, journal_records.Chunk]]) -> None:
-    for choice, row in taken:
-        choice.take(row)
 
 
 def _opening_row(turn: Turn) -> journal_records.Opening:

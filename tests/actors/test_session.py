@@ -28,6 +28,7 @@ from actors.protocol import (
     Usage,
 )
 from gpu.sampling_params import SamplingParams
+from supervision.local import Client
 from tests.actors.small_tree import CONTEXT_LENGTH, Reading, SmallTree, on_virtual_time, script_of, small_tree
 
 ALL_DAY = "x" * 600
@@ -481,3 +482,82 @@ async def test_every_role_reaches_the_model(tmp_path: Path) -> None:
     async with small_tree(tmp_path) as small:
         messages = (ChatMessage("system", "be brief"), ChatMessage("user", "one"), ChatMessage("user", "two"))
         assert (await small.say("", messages=messages)).text == "You said: two"
+
+
+@on_virtual_time
+async def test_leaving_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.say("hi")
+        await small.edge.tell("session.0", Leave("turn-1"))
+        await trio.sleep(30)
+        record = await small.edge.ask("session.0", ReadTurn("turn-1", "acme"), timeout=5)
+        assert record.status == "completed"
+
+
+@on_virtual_time
+async def test_to_start_and_stop_at_once_is_no_free_use(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        small.pace = 1.0
+        await small.restart("batcher.0")
+        reading = small.reader(small.opening("a long question"))
+        await reading.open()
+        await small.edge.ask("session.0", CancelTurn("turn-1", "acme"), timeout=5)
+        await reading.finish()
+        await trio.sleep(5)
+        (charge,) = small.books.charges["turn-1"]
+        assert (charge.prompt_tokens, charge.spans) == (reading.opened.prompt_tokens, ())
+        assert small.books.reserved == {}
+
+
+@on_virtual_time
+async def test_after_an_abort_the_place_is_free_at_once(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(ALL_DAY)) as small:
+        for _ in range(5):
+            reading = small.reader(small.opening("go"))
+            await reading.open()
+            await until(reading, 3)
+            cancel = CancelTurn(reading.request_id, "acme")
+            await small.edge.ask("session.0", cancel, timeout=5)
+            await reading.finish()
+            assert small.books.reserved == {}
+        assert small.books.max_open == 1
+
+
+@on_virtual_time
+async def test_no_reply_is_ever_paired_with_anothers_request(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        edges = [small.tree.client(f"edge.{n}") for n in range(1, 9)]
+
+        async def chat(number: int, edge: Client) -> None:
+            for attempt in range(12):
+                said = f"{number} and {attempt} " * 3
+                reading = small.reader(small.opening(said), edge)
+                await reading.open()
+                if (number + attempt) % 3:
+                    await trio.sleep(0.05 * attempt)
+                    cancel = CancelTurn(reading.request_id, "acme")
+                    await edge.ask("session.0", cancel, timeout=5)
+                await reading.finish()
+                assert f"You said: {said}".startswith(reading.text)
+
+        async with trio.open_nursery() as nursery:
+            for number, edge in enumerate(edges):
+                nursery.start_soon(chat, number, edge)
+        await trio.sleep(5)
+        assert small.books.reserved == {}
+        assert len(small.books.charges) == 8 * 12
+
+
+@on_virtual_time
+async def test_two_readers_of_one_turn_at_one_edge_are_told_apart(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(ALL_DAY)) as small:
+        first = small.reader(small.opening("go"))
+        await first.open()
+        await until(first, 5)
+        await small.edge.ask("session.0", Attach("turn-1", "acme", 0, "second"), timeout=5)
+        heard: dict[str, list[int]] = {"turn-1": [], "second": []}
+        while len(heard["second"]) < 20:
+            message, _ = await small.edge.receive()
+            heard[message.reader] += [event.sequence for event in message.events]
+        assert heard["second"] == list(range(1, len(heard["second"]) + 1))
+        assert heard["turn-1"][0] == len(first.events) + 1
