@@ -1,7 +1,8 @@
 // Attention of sequences that compute one token: a warp for each piece of 128 keys, then a fold over the pieces.
 //
-//   queries (rows, heads * D) bf16, cache (attention.cuh), parts (rows, heads, pieces, D) f32 and tops (…, pieces, 2)
-//   f32: a piece's largest score and sum of weights; out (rows, heads * D) bf16
+//   queries (rows, heads * D) bf16, cache (attention.cuh), parts (all pieces, heads, D) f32 and tops (…, heads, 2) f32:
+//   a piece's largest score and sum of weights; out (rows, heads * D) bf16. The step says where a sequence's pieces
+//   begin; sequences without a place are attention_prefill's.
 //   bytes: keys * kv_heads * D * 4 a sequence, and keys / 128 * heads * D * 8 for the parts
 //   operations: 4 * keys * heads * D. Bound by memory at any group size.
 //   attention_decode: grid (pieces, kv_heads * ceil(group / 16), sequences), block 32
@@ -9,15 +10,17 @@
 //   Reference: float64, test_attention.py. The sums are attention_prefill's, bit for bit.
 #include "attention.cuh"
 
-DEVICE size_t part_index(size_t row, int heads, int head, int pieces, int piece) {
-    return (row * heads + head) * pieces + piece;
+// Where the sequence's pieces begin in the workspace, or -1: it is not this kernel's.
+DEVICE int first_piece(const int* step, int sequence) {
+    return sequence < step[STEP_SEQUENCES] ? step_ints(step, STEP_PIECES)[sequence] : -1;
 }
 
 template <int D>
 DEVICE void decode_piece(const int* step, const bf16* queries, const bf16* keys, const bf16* values, int heads,
-                         int kv_heads, float scale, int pieces, float* parts, float* tops) {
+                         int kv_heads, float scale, float* parts, float* tops) {
+    int first_part = first_piece(step, blockIdx.z);
+    if (first_part < 0) return;
     const int* span = step_ints(step, STEP_SPANS) + blockIdx.z * 3;
-    if (blockIdx.z >= static_cast<unsigned>(step[STEP_SEQUENCES]) || span[1] != 1) return;
     int keys_seen = span[2] + 1, begin = blockIdx.x * PIECE, end = min(begin + PIECE, keys_seen);
     if (begin >= keys_seen) return;
     int group = heads / kv_heads, head = blockIdx.y % kv_heads, first = blockIdx.y / kv_heads * ROWS;
@@ -40,7 +43,7 @@ DEVICE void decode_piece(const int* step, const bf16* queries, const bf16* keys,
         float sum = quad_sum(tile.sum[half]);
         int row = first + half * 8 + lane / 4;
         if (row >= group) continue;
-        size_t part = part_index(span[0], heads, head * group + row, pieces, blockIdx.x);
+        size_t part = static_cast<size_t>(first_part + blockIdx.x) * heads + head * group + row;
         if (lane % 4 == 0) tops[part * 2] = tile.top[half], tops[part * 2 + 1] = sum;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
@@ -51,14 +54,15 @@ DEVICE void decode_piece(const int* step, const bf16* queries, const bf16* keys,
 }
 
 extern "C" __global__ void attention_fold(const int* step, const float* __restrict__ parts, const float* __restrict__ tops,
-                                          int heads, int head_dim, int pieces, bf16* __restrict__ out) {
+                                          int heads, int head_dim, bf16* __restrict__ out) {
+    int first_part = first_piece(step, blockIdx.y);
+    if (first_part < 0) return;
     const int* span = step_ints(step, STEP_SPANS) + blockIdx.y * 3;
-    if (blockIdx.y >= static_cast<unsigned>(step[STEP_SEQUENCES]) || span[1] != 1) return;
     int dimension = threadIdx.x, used = (span[2] + PIECE) / PIECE;
     if (dimension >= head_dim) return;
     float top = -infinity(), sum = 0.0f, value = 0.0f;
     for (int piece = 0; piece < used; piece++) {
-        size_t part = part_index(span[0], heads, blockIdx.x, pieces, piece);
+        size_t part = static_cast<size_t>(first_part + piece) * heads + blockIdx.x;
         Fold fold = Fold::of(top, tops[part * 2]);
         sum = fold.join(sum, tops[part * 2 + 1]);
         value = fold.join(value, parts[part * head_dim + dimension]);
@@ -70,12 +74,11 @@ extern "C" __global__ void attention_fold(const int* step, const float* __restri
 #define DECODE(D)                                                                                                   \
     extern "C" __global__ void __launch_bounds__(32) attention_decode_##D(                                          \
         const int* step, const bf16* queries, const bf16* keys, const bf16* values, int heads, int kv_heads,        \
-        float scale, int pieces, float* parts, float* tops) {                                                       \
-        decode_piece<D>(step, queries, keys, values, heads, kv_heads, scale, pieces, parts, tops);                  \
+        float scale, float* parts, float* tops) {                                                       \
+        decode_piece<D>(step, queries, keys, values, heads, kv_heads, scale, parts, tops);                  \
     }
 
 DECODE(32)
 DECODE(64)
 DECODE(96)
 DECODE(128)
-DECODE(256)

@@ -33,7 +33,8 @@ template <int D>
 DEVICE void prefill(const int* step, const bf16* queries, const bf16* keys, const bf16* values, int heads, int kv_heads,
                     float scale, bf16* out) {
     const int* span = step_ints(step, STEP_SPANS) + blockIdx.z * 3;
-    if (blockIdx.z >= static_cast<unsigned>(step[STEP_SEQUENCES]) || span[1] == 1) return;
+    if (blockIdx.z >= static_cast<unsigned>(step[STEP_SEQUENCES])) return;
+    if (step_ints(step, STEP_PIECES)[blockIdx.z] >= 0) return;  // attention_decode's
     int group = heads / kv_heads, rows = span[1] * group, block_first = blockIdx.x * WARPS * ROWS;
     if (block_first >= rows) return;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = block_first + warp * ROWS;
@@ -82,4 +83,3 @@ PREFILL(32)
 PREFILL(64)
 PREFILL(96)
 PREFILL(128)
-PREFILL(256)

@@ -1,7 +1,7 @@
 """Kernels compiled ahead of time, with no GPU and no driver: NVRTC turns each .cu file into a cubin.
 
-The compiler comes with `pip install "antiphon[gpu]"`: NVRTC's wheel and thin bindings to it. A cubin is kept under a
-name that holds the hash of all it was made from, so a stale one is never loaded.
+The compiler comes with `pip install "antiphon[gpu]"`: NVRTC's wheel and thin bindings to it. A cubin is kept
+under a name that holds the hash of all it was made from, so a stale one is never loaded.
 """
 
 from __future__ import annotations

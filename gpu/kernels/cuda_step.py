@@ -16,7 +16,7 @@ Words = NDArray[np.int32]
 
 COUNTS = ("rows", "sequences", "samples", "columns")
 ARRAYS = (
-    *("tokens", "positions", "slots", "spans", "tables", "logit_rows"),
+    *("tokens", "positions", "slots", "spans", "pieces", "tables", "logit_rows"),
     *("temperature", "top_p", "min_p", "top_k", "seed", "position", "logprobs"),
     *("repetition", "presence", "frequency"),
     *("penalty_starts", "penalty_tokens", "penalty_counts", "bias_starts", "bias_tokens", "bias_values"),
@@ -28,14 +28,17 @@ class StepTooLarge(EngineError):
     """A step's input does not fit the buffer made for it."""
 
 
-def step_words(batch: Batch) -> int:
+def step_words(batch: Batch, pieces: Words) -> int:
     """How many words `pack_step` writes."""
-    return HEADER_WORDS + sum(_words(array).size for array in _arrays(batch))
+    return HEADER_WORDS + sum(_words(array).size for array in _arrays(batch, pieces))
 
 
-def pack_step(batch: Batch, out: Words) -> int:
-    """Write `batch` into `out` and return how many words it took. Raises `StepTooLarge`, writing nothing."""
-    needed = step_words(batch)
+def pack_step(batch: Batch, pieces: Words, out: Words) -> int:
+    """Write `batch` into `out` and return how many words it took. Raises `StepTooLarge`, writing nothing.
+
+    `pieces`: where each sequence's parts begin in decode attention's workspace, or -1; see `cuda_geometry`.
+    """
+    needed = step_words(batch, pieces)
     if needed > out.size:
         raise StepTooLarge(
             f"a step of {needed} words; room for {out.size}: lower the token budget or the batch"
@@ -43,7 +46,7 @@ def pack_step(batch: Batch, out: Words) -> int:
     samples, (sequences, columns) = len(batch.logit_rows), batch.tables.shape
     out[: len(COUNTS)] = (len(batch.tokens), sequences, samples, columns)
     at = HEADER_WORDS
-    for index, array in enumerate(_arrays(batch), len(COUNTS)):
+    for index, array in enumerate(_arrays(batch, pieces), len(COUNTS)):
         words = _words(array)
         out[index] = at
         out[at : at + words.size] = words
@@ -51,11 +54,19 @@ def pack_step(batch: Batch, out: Words) -> int:
     return at
 
 
-def _arrays(batch: Batch) -> tuple[NDArray[np.generic], ...]:
+def _arrays(batch: Batch, pieces: Words) -> tuple[NDArray[np.generic], ...]:
     """In the order of `ARRAYS`."""
     s = batch.sampling
     return (
-        *(batch.tokens, batch.positions, batch.slots, batch.sequences, batch.tables, batch.logit_rows),
+        *(
+            batch.tokens,
+            batch.positions,
+            batch.slots,
+            batch.sequences,
+            pieces,
+            batch.tables,
+            batch.logit_rows,
+        ),
         *(s.temperature, s.top_p, s.min_p, s.top_k, s.seed, s.position, s.logprobs),
         *(s.repetition, s.presence, s.frequency),
         *(s.penalty_starts, s.penalty_tokens, s.penalty_counts, s.bias_starts, s.bias_tokens, s.bias_values),

@@ -74,20 +74,27 @@ DEVICE void add_block(float (&sum)[M][TILES][4], const Weights& weights, int fir
 // eight activations, 8t.., of token 8 * tile + g in that block of 32.
 template <class W, int M, int TILES, class Tokens>
 DEVICE void add_columns(float (&sum)[M][TILES][4], const Weights& weights, int first, int begin, int end, Tokens tokens) {
-    int chunks = chunks_of<W>(weights.columns);
-#pragma unroll 2
-    for (int chunk = begin / (BLOCK * W::BLOCKS); chunk * BLOCK * W::BLOCKS < end; chunk++) {
-        Word4 share[M][2];
+    // Few tokens: loads for 64 bytes of each row under way at once. Many: the products hide them, and code stays small.
+    constexpr int AHEAD = M > 1 ? 1 : W::BLOCKS == 1 ? 4 : 2, UNROLL = M > 1 ? 1 : W::BLOCKS;
+    int chunks = chunks_of<W>(weights.columns), last = (end - 1) / (BLOCK * W::BLOCKS);
+#pragma unroll 1
+    for (int first_chunk = begin / (BLOCK * W::BLOCKS); first_chunk <= last; first_chunk += AHEAD) {
+        Word4 share[AHEAD][M][2];
 #pragma unroll
-        for (int m = 0; m < M; m++)
-            for (int half = 0; half < 2; half++) {
-                size_t row = lane_row(weights, first + m * 16, half);
-                share[m][half] = load_chunk(weights.data, row, chunks, chunk, threadIdx.x % 4);
+        for (int a = 0; a < AHEAD; a++)
+            for (int m = 0; m < M; m++)
+                for (int half = 0; half < 2; half++) {
+                    size_t row = lane_row(weights, first + m * 16, half);
+                    share[a][m][half] = load_chunk(weights.data, row, chunks, min(first_chunk + a, last), threadIdx.x % 4);
+                }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+#pragma unroll UNROLL
+            for (int b = 0; b < W::BLOCKS; b++) {
+                int block = (first_chunk + a) * W::BLOCKS + b;
+                if (block * BLOCK >= end) break;
+                add_block<W, M, TILES>(sum, weights, first, share[a], chunks, block, tokens);
             }
-#pragma unroll
-        for (int b = 0; b < W::BLOCKS; b++) {
-            int block = chunk * W::BLOCKS + b;
-            if (block * BLOCK < end) add_block<W, M, TILES>(sum, weights, first, share, chunks, block, tokens);
         }
     }
 }

@@ -55,7 +55,7 @@ DEVICE void linear_decode(const int* step, Weights weights, const bf16* x, void*
         void* out, int output, int selected) {                                                                      \
         linear_decode<KIND, TILES>(step, Weights{data, scales, rows, columns}, x, out, output, selected);           \
     }
-#define LINEARS(NAME, KIND) LINEAR(NAME, KIND, 1) LINEAR(NAME, KIND, 2) LINEAR(NAME, KIND, 4) LINEAR(NAME, KIND, 8)
+#define LINEARS(NAME, KIND) LINEAR(NAME, KIND, 1) LINEAR(NAME, KIND, 4) LINEAR(NAME, KIND, 8)
 
 LINEARS(bf16, Bf16)
 LINEARS(q8_0, Q8_0)

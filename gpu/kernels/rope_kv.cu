@@ -8,7 +8,7 @@
 #include "common.cuh"
 #include "step.cuh"
 
-constexpr int MAX_PAIRS = 4;  // of a lane: heads of up to 256
+constexpr int MAX_PAIRS = 2;  // of a lane: heads of up to 128
 
 extern "C" __global__ void __launch_bounds__(128) rope_kv(
     const int* step, const bf16* __restrict__ qkv, const float* bias, const float* q_norm, const float* k_norm, float eps,

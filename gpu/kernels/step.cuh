@@ -13,6 +13,7 @@ enum StepWord {
     STEP_POSITIONS,
     STEP_SLOTS,
     STEP_SPANS,  // (sequences, 3): first row, number of rows, position of the first row
+    STEP_PIECES,  // (sequences,): where attention_decode keeps its parts; -1: the sequence is attention_prefill's
     STEP_TABLES,
     STEP_LOGIT_ROWS,
     STEP_TEMPERATURE,

@@ -109,7 +109,9 @@ def sampling_of(samples: int, **given: Any) -> SamplingBatch:
     )
 
 
-def step_of(batch: Batch) -> NDArray[np.int32]:
-    out = Guarded((step_words(batch),), np.int32)
-    pack_step(batch, out.array)
+def step_of(batch: Batch, pieces: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+    if pieces is None:
+        pieces = np.full(len(batch.sequences), -1, np.int32)
+    out = Guarded((step_words(batch, pieces),), np.int32)
+    pack_step(batch, pieces, out.array)
     return out.checked()

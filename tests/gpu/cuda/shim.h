@@ -27,7 +27,7 @@ struct Extent { unsigned x, y, z; };
 
 namespace shim {
 
-constexpr int WARP_LANES = 32, STACK = 128 << 10, GUARD = 256, SLOT = 64;
+constexpr int WARP_LANES = 32, STACK = 128 << 10, MOST_THREADS = 1024, GUARD = 256, SLOT = 64;
 constexpr unsigned char POISON = 0xff, CANARY = 0xa5;
 
 struct Copy { void* to; const void* from; bool valid; int group; };
@@ -77,23 +77,28 @@ static inline void meet(Meeting& meeting, int members) {
     while (meeting.generation == mine) yield();
 }
 
+// A fiber lives on from block to block: making one costs a system call.
 static void enter() {
-    body(body_argument);
-    current->done = true;
-    progress++;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        body(body_argument);
+        current->done = true;
+        progress++;
+        yield();
+    }
 }
 
 static void prepare(int threads) {
-    if (static_cast<int>(fibers.size()) < threads) fibers.resize(threads);
+    if (fibers.empty()) fibers.resize(MOST_THREADS);  // never moved: they hold their own contexts
     warps.assign(threads / WARP_LANES, Warp());
     block = Meeting();
     for (int i = 0; i < threads; i++) {
         Fiber& fiber = fibers[i];
-        fiber.stack.resize(STACK);
-        fiber.started = fiber.done = false;
+        if (!fiber.done) fiber.started = false;  // new, or stuck in a deadlock
+        fiber.done = false;
         fiber.index = i, fiber.committed = 0;
         fiber.copies.clear();
+        if (fiber.started) continue;
+        fiber.stack.resize(STACK);
         getcontext(&fiber.start);
         fiber.start.uc_stack.ss_sp = fiber.stack.data();
         fiber.start.uc_stack.ss_size = STACK;
@@ -177,7 +182,7 @@ static int launch(void (*kernel)(P...), void** arguments, const unsigned* grid, 
     grid_extent = {grid[0], grid[1], grid[2]};
     block_extent = {block_shape[0], block_shape[1], block_shape[2]};
     int threads = block_extent.x * block_extent.y * block_extent.z;
-    if (threads % WARP_LANES || threads > 1024) return BAD_BLOCK;
+    if (threads % WARP_LANES || threads > MOST_THREADS) return BAD_BLOCK;
     struct Call { void (*kernel)(P...); void** arguments; } this_call = {kernel, arguments};
     body_argument = &this_call;
     body = [](void* argument) {

@@ -17,7 +17,7 @@ def sample(kernel, logits, **params):
     count, vocabulary = logits.shape
     batch = batch_of([0] * count, logit_rows=range(count), **params)
     result = Guarded((count, 2 + 2 * TOP), np.int32)
-    saved = Guarded((step_words(batch),), np.float32)
+    saved = Guarded((step_words(batch, batch.sequences[:, 0]),), np.float32)
     work = Guarded(logits.shape, np.float32)
     work.array[...] = logits
     kernel("sampling", "sample")(

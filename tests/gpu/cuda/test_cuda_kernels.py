@@ -1,0 +1,184 @@
+"""The decoder on the CUDA kernels, from weights to tokens, with the card's part played by the CPU."""
+
+import numpy as np
+import pytest
+
+from gpu.errors import ModelError
+from gpu.kernels.cuda import CudaKernels, Limits
+from gpu.kernels.cuda_step import StepTooLarge
+from gpu.llama import Llama
+from tests.gpu.cuda.arrays import batch_of, close
+from tests.gpu.cuda.shim_device import ShimDevice
+from tests.gpu.cuda.tiny_model import tiny_model
+from tests.gpu.plain_kernels import PlainKernels
+
+pytestmark = pytest.mark.compiler
+
+MODULES = {}
+BLOCKS = 24
+
+
+def on_cuda(source, *, rows=80, sequences=4, context=320):
+    device = ShimDevice(MODULES)
+    kernels = CudaKernels(source, device, Limits(rows, sequences, context))
+    model = Llama(source, kernels)
+    kernels.allocate_cache(BLOCKS)
+    return model, device
+
+
+def plainly(source):
+    kernels = PlainKernels(source, 320)
+    kernels.allocate_cache(BLOCKS)
+    return Llama(source, kernels)
+
+
+def step_over(pieces, **sampling):
+    """A batch of (table, tokens, position of the first, whether to sample) pieces."""
+    tokens, positions, slots, spans, logit_rows = [], [], [], [], []
+    columns = max(len(table) for table, *_ in pieces)
+    for table, piece, start, is_last in pieces:
+        spans.append((len(tokens), len(piece), start))
+        at = np.arange(start, start + len(piece))
+        tokens += list(piece)
+        positions += at.tolist()
+        slots += (np.array(table)[at // 16] * 16 + at % 16).tolist()
+        if is_last:
+            logit_rows.append(len(tokens) - 1)
+    tables = [list(table) + [2**30] * (columns - len(table)) for table, *_ in pieces]
+    return batch_of(
+        tokens,
+        positions=positions,
+        slots=slots,
+        spans=spans,
+        tables=tables,
+        logit_rows=logit_rows,
+        **sampling,
+    )
+
+
+def likeliest(result):
+    """Of the first sample: token to log-probability."""
+    return dict(zip(result.top_tokens[0].tolist(), result.top_logprobs[0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("dressed", [False, True])
+def test_log_probabilities_agree_with_the_plain_decoder(random, kind, dressed):
+    source = tiny_model(random, kind=kind, dressed=dressed)
+    prompt = random.integers(0, 128, 21).tolist()
+    results = []
+    for model in (on_cuda(source)[0], plainly(source)):
+        first = model.step(step_over([([3, 1], prompt, 0, True)], logprobs=20))
+        second = model.step(step_over([([3, 1], [5], 21, True)], logprobs=20))
+        results.append([likeliest(result) for result in (first, second)])
+    for ours, exact in zip(*results, strict=True):
+        shared = sorted(ours.keys() & exact.keys())
+        assert len(shared) >= 17
+        assert close(*(np.array([side[token] for token in shared]) for side in (ours, exact)), 0.03)
+
+
+def everything(result):
+    return [
+        array.tobytes() for array in (result.tokens, result.logprobs, result.top_tokens, result.top_logprobs)
+    ]
+
+
+def test_a_sequence_is_the_same_bits_alone_or_in_a_batch_and_however_its_prompt_is_cut(random):
+    source = tiny_model(random)
+    prompt = random.integers(0, 128, 70).tolist()
+    other = random.integers(0, 128, 33).tolist()
+    model, _ = on_cuda(source)
+    table = [4, 9, 2, 7, 11]
+    logprobs = {"logprobs": 20}
+    whole = model.step(step_over([(table, prompt, 0, True)], **logprobs))
+    decoded = model.step(step_over([(table, [1], 70, True)], **logprobs))
+
+    model, _ = on_cuda(source)
+    model.step(step_over([([0, 1, 3], other, 0, True), (table, prompt[:13], 0, False)], **logprobs))
+    model.step(step_over([(table, prompt[13:14], 13, False), ([0, 1, 3], [8], 33, True)], **logprobs))
+    cut = model.step(step_over([(table, prompt[14:], 14, True)], **logprobs))
+    together = model.step(step_over([(table, [1], 70, True), ([0, 1, 3], [8], 34, True)], **logprobs))
+    assert everything(cut) == everything(whole)
+    assert likeliest(together) == likeliest(decoded)
+    assert together.tokens[0] == decoded.tokens[0]
+
+    model, _ = on_cuda(source)  # what was decoded, computed again as a prompt
+    again = model.step(step_over([(table, [*prompt, 1], 0, True)], **logprobs))
+    assert everything(again) == everything(decoded)
+
+
+def test_decoding_replays_a_graph_and_takes_no_memory(random):
+    source = tiny_model(random)
+    model, device = on_cuda(source)
+    model.step(step_over([([0, 1], [3, 4, 5], 0, True), ([2], [6], 0, True)]))
+    tables = [0, 1], [2, 3]
+    plain = [model.step(step_over([(tables[0], [7], 3, True), (tables[1], [8], 1, True)])).tokens.tolist()]
+    taken, launched = device.allocations, len(device.launched)
+    for position in range(4, 9):
+        pieces = [(tables[0], [7], position, True), (tables[1], [8], position - 2, True)]
+        plain.append(model.step(step_over(pieces)).tokens.tolist())
+    assert device.allocations == taken
+    assert device.replays == 5
+    assert len(device.launched) - launched == 5  # sampling stands outside the graph
+    fresh, _ = on_cuda(source)
+    fresh.step(step_over([([0, 1], [3, 4, 5], 0, True), ([2], [6], 0, True)]))
+    for position, tokens in enumerate(plain, 3):  # in steps of one sequence, in other buckets
+        for row in range(2):
+            piece = (tables[row], [7 + row], position - 2 * row, True)
+            assert fresh.step(step_over([piece])).tokens[0] == tokens[row]
+
+
+def test_the_next_step_may_be_packed_while_one_is_under_way(random):
+    source = tiny_model(random)
+    model, _ = on_cuda(source)
+    kernels = model.kernels
+    first, second = step_over([([0], [3], 0, True)]), step_over([([1], [9, 9], 0, True)])
+    expected = [model.step(batch).tokens.tolist() for batch in (first, second)]
+    started = kernels.start(model.program, first)
+    assert kernels.finish(started).tokens.tolist() == expected[0]
+    assert kernels.run(model.program, second).tokens.tolist() == expected[1]
+
+
+def test_a_step_without_samples_brings_nothing_back(random):
+    model, _ = on_cuda(tiny_model(random))
+    result = model.step(step_over([([0], [3, 4], 0, False)]))
+    assert result.tokens.shape == (0,)
+    assert result.top_tokens.shape == (0, 20)
+    assert result.bytes_moved > 0
+
+
+def test_the_cache_is_sized_from_what_is_left(random):
+    model, device = on_cuda(tiny_model(random))
+    blocks = model.kernels.cache_blocks()
+    free, total = device.memory()
+    assert blocks * model.kernels.block_bytes <= free - total * 0.05
+    device.total = device.used
+    with pytest.raises(ModelError, match="too little for any context"):
+        model.kernels.cache_blocks()
+
+
+def test_a_new_cache_forgets_the_graphs_over_the_old_one(random):
+    model, device = on_cuda(tiny_model(random))
+    batch = step_over([([0], [3], 0, True)])
+    first = model.step(batch).tokens[0]
+    model.kernels.allocate_cache(2)
+    assert model.step(batch).tokens[0] == first
+    assert device.replays == 0
+
+
+def test_a_step_that_does_not_fit_is_refused_and_harms_nothing(random):
+    model, _ = on_cuda(tiny_model(random), rows=4, sequences=1, context=32)
+    good = step_over([([0], [3], 0, True)])
+    first = model.step(good).tokens[0]
+    with pytest.raises(StepTooLarge, match="token budget"):
+        model.step(step_over([([0], [3], 0, True)], biases=[[(i, 1.0) for i in range(4000)]]))
+    assert model.step(good).tokens[0] == first
+
+
+def test_close_gives_everything_back_and_may_come_twice(random):
+    model, device = on_cuda(tiny_model(random))
+    model.step(step_over([([0], [3], 0, True)]))
+    model.kernels.close()
+    model.kernels.close()
+    assert device.closed
+    assert not model.program.graphs
