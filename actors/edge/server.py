@@ -9,6 +9,7 @@ that socket, by reset.
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 from typing import Any
 
@@ -21,6 +22,10 @@ from hypercorn.trio.worker_context import WorkerContext
 from actors.edge.connection import Connection, Limits, abort
 
 log = logging.getLogger(__name__)
+
+SPARE_DESCRIPTORS = 128
+"""Kept for mailboxes, databases and logs: an edge that is full of clients must still talk to the tree."""
+MOST_DESCRIPTORS = 65_536
 
 
 @frozen
@@ -54,7 +59,7 @@ class Server:
         self._config = _hypercorn_config(limits)
         self._worker = WorkerContext(None)
         self._accepting = trio.CancelScope()
-        self._slots = trio.CapacityLimiter(limits.connections)
+        self._slots = trio.CapacityLimiter(min(limits.connections, descriptors() - SPARE_DESCRIPTORS))
         self._open: set[Connection] = set()
         self._quiet = trio.Event()
         self.accepted = 0
@@ -113,7 +118,7 @@ class Server:
             self._open.add(connection)
             await connection.run()
         except trio.WouldBlock:
-            log.warning("refused a connection: %d are open", self._limits.connections)
+            log.warning("refused a connection: %d are open", self._slots.total_tokens)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - one connection never ends another
             self._contain(error)
         finally:
@@ -166,6 +171,16 @@ def _hypercorn_config(limits: ServerLimits) -> Config:
     config.websocket_max_message_size = limits.frame_bytes
     config.websocket_ping_interval = None  # the connection pings, and watches for the answer
     return config
+
+
+def descriptors() -> int:
+    """Raise this process's limit of descriptors as far as it may go, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def listener_of(descriptor: int) -> trio.SocketListener:

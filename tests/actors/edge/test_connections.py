@@ -8,7 +8,7 @@ import struct
 import pytest
 import trio
 
-from actors.edge.server import ServerLimits
+from actors.edge.server import ServerLimits, descriptors
 from tests.actors.edge.harness import GOLDEN, Script, chat, door, read_all, trio_test, until
 
 UPGRADE = (
@@ -306,3 +306,37 @@ async def test_connections_over_the_limit_are_closed_and_the_rest_served(tmp_pat
             await stream.aclose()
         await until(lambda: d.edge._server.connections == 0)
         await d.golden()
+
+
+@pytest.mark.slow
+@trio_test
+async def test_health_answers_while_1280_requests_are_open(tmp_path):
+    async with door(tmp_path, Script(hold_after=1)) as d, trio.open_nursery() as nursery:
+        answers = []
+
+        async def one() -> None:
+            body = json.dumps(chat(stream=True)).encode()
+            answers.append(await d.raw(post(d, body, f"Content-Length: {len(body)}", "Connection: close")))
+
+        for _ in range(1280):
+            nursery.start_soon(one)
+        await until(lambda: d.edge._server.connections >= 1280)
+        assert (await d.get("/health/live")).status_code == 200
+        await until(lambda: len(d.script.turns) == 1280)
+        assert (await d.get("/health/live")).status_code == 200
+        await d.session.release()
+        await until(lambda: len(answers) == 1280)
+        assert all(b"[DONE]" in a for a in answers)
+    assert d.script.left == []
+
+
+def test_a_full_edge_keeps_descriptors_for_the_tree():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+        assert descriptors() > 300
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == descriptors()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
