@@ -42,13 +42,14 @@ class Reply:
         while True:
             try:
                 yield from self._attempt()
-                return
             except httpx.TransportError as error:
                 if time.monotonic() > give_up:
                     raise ChatError(
                         f"the server did not come back within {PATIENCE:.0f} s: {error}"
                     ) from error
                 time.sleep(0.2)
+            else:
+                return
 
     def _attempt(self) -> Iterator[str]:
         seen = 0

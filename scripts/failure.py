@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class UsageFault(Exception):  # noqa: N818 - it is not the program's error
+class UsageFault(Exception):
     """A wrong flag, file, port or state. The text is the whole message: what, where, and how to mend it."""

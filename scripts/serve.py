@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import socket
 import sys
@@ -162,7 +163,9 @@ def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) 
     else:
         print(f"The key is in {kept}.\n")
         key, source = "$OPENAI_API_KEY", f". {kept}; "
-    body = '{"model": "default", "stream": true, "messages": [{"role": "user", "content": "%s"}]}' % QUESTION
+    body = json.dumps(
+        {"model": "default", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    )
     print(
         f'{source}curl -N {found.base_url}/chat/completions -H "Authorization: Bearer {key}"'
         f""" -H "Content-Type: application/json" -d '{body}'"""

@@ -35,7 +35,13 @@ class ServedModel:
 
 def tree(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
     """Return the whole tree. `listen` is the descriptor of the listening socket, which every edge inherits."""
-    groups = (_books(config), _guards(config, model), _engines(config, model), _talk(config, model), _doors(config, model, listen))
+    groups = (
+        _books(config),
+        _guards(config, model),
+        _engines(config, model),
+        _talk(config, model),
+        _doors(config, model, listen),
+    )
     return SupervisorSpec("antiphon", "one_for_one", groups)
 
 
@@ -54,9 +60,17 @@ def _guards(config: Config, model: ServedModel) -> SupervisorSpec:
     policy = {"policy": str(Path(config.policy).resolve()) if config.policy else ""}
     safety = [ChildSpec(f"safety.{i}", "actors.safety:Safety", policy) for i in range(config.safety_replicas)]
     fallback = ChildSpec("safety_fallback", "actors.safety:Safety", policy)
-    router = ChildSpec("router", "actors.router:Router", {"models": (model.name,), "aliases": {ALIAS: model.name}})
-    releases = {"release_root": str(_state(config) / "releases"), "feedback_root": str(_state(config) / "feedback")}
-    answers = [ChildSpec(f"fast_answer.{i}", "actors.fast_answer:FastAnswer", releases) for i in range(config.fast_answer_replicas)]
+    router = ChildSpec(
+        "router", "actors.router:Router", {"models": (model.name,), "aliases": {ALIAS: model.name}}
+    )
+    releases = {
+        "release_root": str(_state(config) / "releases"),
+        "feedback_root": str(_state(config) / "feedback"),
+    }
+    answers = [
+        ChildSpec(f"fast_answer.{i}", "actors.fast_answer:FastAnswer", releases)
+        for i in range(config.fast_answer_replicas)
+    ]
     return SupervisorSpec("guards", "one_for_one", (*safety, fallback, router, *answers))
 
 
@@ -100,7 +114,13 @@ def _doors(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
         "drain_seconds": config.drain,
     }
     edges = [
-        ChildSpec(f"edge.{i}", "actors.edge.actor:Edge", settings, files={"listen": listen}, grace=config.drain + ENDING)
+        ChildSpec(
+            f"edge.{i}",
+            "actors.edge.actor:Edge",
+            settings,
+            files={"listen": listen},
+            grace=config.drain + ENDING,
+        )
         for i in range(config.edges)
     ]
     return SupervisorSpec("doors", "one_for_one", tuple(edges))

@@ -47,6 +47,8 @@ LOOKUPS, SLOW_LOOKUPS = 40_000, 6_000
 """A round's, of contenders with many lookups a message and with one."""
 SWAPS = 1_000
 AT_ONCE = BATCH * IN_FLIGHT
+LOGGING = 1
+"""The replica that logs its decisions."""
 
 
 def run() -> list[Row]:
@@ -77,6 +79,7 @@ def _compare(base: Path, entries: int) -> list[Row]:
     measured: dict[str, list[float]] = {}
     with ExitStack() as stack:
         stack.enter_context(replica(base))
+        stack.enter_context(replica(base, LOGGING, logs=True))
         contenders = _contenders(stack, base, texts)
         stack.enter_context(asking_core())
         for _ in range(ROUNDS):
@@ -92,7 +95,9 @@ def _contenders(stack: ExitStack, base: Path, texts: list[str]) -> list[Callable
 
     def ours() -> dict[str, float]:
         batched, single = ask_all(base, many, IN_FLIGHT), ask_all(base, few, AT_ONCE)
+        logged = ask_all(base, many, IN_FLIGHT, LOGGING)
         return {
+            "logged": logged.rate,
             "batched": batched.rate,
             "batched p99": batched.p99,
             "single": single.rate,
@@ -120,6 +125,7 @@ def _compared(measured: dict[str, list[float]]) -> list[Row]:
     return [
         _row("lookups of one replica", ours, "1/s", 30_000, 100_000, note=batches),
         _row("p99 of a message", measured["batched p99"], "ms", 10, better="lower"),
+        _row("lookups, decisions logged", measured["logged"], "1/s", 30_000, 100_000, note=batches),
         _row("lookups, one a message", single, "1/s", note=f"{singles}; frames coalesce"),
         _row("p99 of a message with one", measured["single p99"], "ms", 10, better="lower"),
         _times("redis", ours, measured, 2.0, peers.redis_is_here(), batches),
@@ -159,7 +165,7 @@ def _memory(base: Path, entries: int) -> list[Row]:
     """Private and proportional memory of four replicas after the same traffic each."""
     messages = in_batches(traffic(entries, LOOKUPS, seed=2))
     with ExitStack() as stack:
-        running = [stack.enter_context(replica(base, number)) for number in range(REPLICAS)]
+        running = [stack.enter_context(replica(base, number, logs=True)) for number in range(REPLICAS)]
         for number in range(REPLICAS):
             ask_all(base, messages, IN_FLIGHT, number)
         sizes = [_smaps(each.pid) for each in running]

@@ -94,10 +94,13 @@ def process(*command: str, ready: bool = True) -> Iterator[subprocess.Popen[str]
 
 
 @contextmanager
-def replica(base: Path, number: int = 0, follow: float = 0.25) -> Iterator[subprocess.Popen[str]]:
-    """Run a replica that logs its decisions, as one in service does."""
+def replica(
+    base: Path, number: int = 0, *, follow: float = 0.25, logs: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a replica; one that `logs` its decisions does what none of those compared with does."""
     module = "scripts.bench.fast_answers_replica"
-    where = (str(base), str(base / "releases"), str(follow), str(base / "feedback"))
+    feedback = str(base / "feedback") if logs else ""
+    where = (str(base), str(base / "releases"), str(follow), feedback)
     with process(sys.executable, "-m", module, names()[number], *where) as running:
         yield running
 

@@ -22,12 +22,12 @@ PATIENCE = 90.0
 RETRY_PAUSE = 0.1
 
 
-class Lost(Exception):  # noqa: N818 - an everyday event here
+class Lost(Exception):
     """The connection broke, or the server asked to come back."""
 
 
-class Left(Exception):  # noqa: N818 - likewise
-    """This client breaks its own connection now, as planned."""
+class Left(Exception):
+    """The client breaks its own connection now, as planned."""
 
 
 @frozen
@@ -80,7 +80,7 @@ def run(door: Door, evidence: Evidence, behaviour: Behaviour, rng: random.Random
     evidence.outcome = evidence.outcome or "never ended"
 
 
-class _Final(Exception):  # noqa: N818 - the server's last word
+class _Final(Exception):
     """An error that coming back does not mend."""
 
 

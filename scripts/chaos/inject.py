@@ -25,7 +25,7 @@ HEALING = 120.0
 """Seconds after which an actor that did not come back counts as lost."""
 
 
-class NotFired(Exception):  # noqa: N818 - the run reports it
+class NotFired(Exception):
     """The fault could not be injected; the text says why."""
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 import cattrs
 from attrs import field, frozen
 
-
 from scripts.failure import UsageFault
 
 PLANS = Path(__file__).resolve().parent.parent / "plans"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import sqlalchemy as sa
 
 from scripts.chaos import clients, hostile, verify
 from scripts.chaos.clients import Behaviour, Door
@@ -18,6 +19,9 @@ from scripts.chaos.plan import Plan, planned
 from scripts.chaos.questions import draw
 from scripts.chaos.record import Evidence, Fired, Question, Violation
 from scripts.chaos.report import Progress
+from store.books import Books
+from store.books_reconcile import reconcile
+from store.books_schema import REQUESTS
 
 OWNERS = 2
 QUIET = 90.0
@@ -128,6 +132,7 @@ class Runner:
         found += verify.check_figures(metrics)
         found += verify.check_recovery(self.progress.fired)
         found += verify.check_books(self.progress.turns, charged(self.tree.state))
+        found += drift(self.tree.state)
 
     def _wait_for_quiet(self) -> str:
         end = time.monotonic() + QUIET
@@ -145,11 +150,21 @@ class Runner:
 
 def charged(state: Path) -> dict[str, tuple[int, int]]:
     """Return what the books charged each request for: (prompt tokens, completion tokens)."""
-    from store.books import Books  # noqa: PLC0415 - the run itself must not need the books
-
-    books = Books.read_only(state / "books.sqlite")
+    books = Books(state / "books.sqlite")
     try:
-        return books.tokens_by_request()
+        with books.engine.connect() as connection:
+            columns = (REQUESTS.c.request_id, REQUESTS.c.prompt_tokens, REQUESTS.c.completion_tokens)
+            return {row[0]: (row[1], row[2]) for row in connection.execute(sa.select(*columns))}
+    finally:
+        books.close()
+
+
+def drift(state: Path) -> list[Violation]:
+    """C: the books agree with themselves and with what the engine witnessed."""
+    books = Books(state / "books.sqlite")
+    try:
+        report = reconcile(books, settled_before=int(time.time() * 1000))
+        return [Violation("C", f"the books drift: {each}") for each in report.drifts]
     finally:
         books.close()
 

@@ -26,14 +26,29 @@ class Served:
 
     def __init__(self, state: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         self.state = state
-        self.command = [sys.executable, "-m", "scripts.cli", "serve", "--state", str(state), "--port", "0", *flags]
+        self.command = [
+            sys.executable,
+            "-m",
+            "scripts.cli",
+            "serve",
+            "--state",
+            str(state),
+            "--port",
+            "0",
+            *flags,
+        ]
         self.env = {**os.environ, **(env or {})}
         self.process: subprocess.Popen[str]
 
     def start(self) -> "Served":
         self.log = (self.state.parent / f"{self.state.name}.log").open("a+")
         self.process = subprocess.Popen(
-            self.command, stdout=self.log, stderr=subprocess.STDOUT, env=self.env, text=True, cwd=Path(__file__).parents[2]
+            self.command,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            text=True,
+            cwd=Path(__file__).parents[2],
         )
         self.wait(self._is_ready, "the tree is ready")
         return self
@@ -76,7 +91,9 @@ class Served:
 
     def client(self, **options) -> openai.OpenAI:
         found = self.credentials
-        return openai.OpenAI(base_url=found.base_url, api_key=found.api_key, **{"max_retries": 0, "timeout": 120, **options})
+        return openai.OpenAI(
+            base_url=found.base_url, api_key=found.api_key, **{"max_retries": 0, "timeout": 120, **options}
+        )
 
     def ask(self, question: str = QUESTION, **options) -> str:
         answer = self.client().chat.completions.create(

@@ -8,7 +8,17 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 GOLDEN = "The capital of France is Paris."
-ACTORS = ["ledger", "limiter", "safety.0", "safety_fallback", "router", "fast_answer.0", "batcher.0", "session.0", "edge.0"]
+ACTORS = [
+    "ledger",
+    "limiter",
+    "safety.0",
+    "safety_fallback",
+    "router",
+    "fast_answer.0",
+    "batcher.0",
+    "session.0",
+    "edge.0",
+]
 
 
 def answers(served) -> bool:
@@ -17,7 +27,9 @@ def answers(served) -> bool:
 
 def healed(served, name: str, epoch: int) -> bool:
     actor = served.actors()[name]
-    return actor.state == "up" and actor.epoch > epoch and all(a.state == "up" for a in served.actors().values())
+    return (
+        actor.state == "up" and actor.epoch > epoch and all(a.state == "up" for a in served.actors().values())
+    )
 
 
 def test_the_list_of_actors_is_the_whole_tree(served):

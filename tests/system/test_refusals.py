@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[2]
 def antiphon(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "scripts.cli", *words],
-        capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env}, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        check=False,
     )
 
 
@@ -55,18 +60,27 @@ def test_a_model_file_that_is_not_there(tmp_path):
     refused(antiphon("serve", "--state", str(tmp_path), "--model", "nothing.gguf"), "nothing.gguf")
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(64), b"not a model at all" * 100], ids=["empty", "magic", "zeros", "text"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GGUF", b"GGUF" + bytes(64), b"not a model at all" * 100],
+    ids=["empty", "magic", "zeros", "text"],
+)
 def test_a_corrupt_model_file(tmp_path, content):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(content)
-    refused(antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)), "broken.gguf")
+    refused(
+        antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)),
+        "broken.gguf",
+    )
 
 
 def test_a_truncated_model_file(tmp_path, model_file):
     broken = tmp_path / "cut.gguf"
     with model_file.open("rb") as source:
         broken.write_bytes(source.read(30_000_000))
-    refused(antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)), "cut.gguf")
+    refused(
+        antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)), "cut.gguf"
+    )
 
 
 def test_a_state_directory_that_cannot_be_made(tmp_path):

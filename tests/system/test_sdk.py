@@ -20,7 +20,12 @@ def test_a_reply_has_the_golden_text_and_exact_usage(served):
     answer = create(served)
     choice = answer.choices[0]
     assert choice.message.content == GOLDEN
-    assert (choice.finish_reason, choice.index, choice.message.role, choice.logprobs) == ("stop", 0, "assistant", None)
+    assert (choice.finish_reason, choice.index, choice.message.role, choice.logprobs) == (
+        "stop",
+        0,
+        "assistant",
+        None,
+    )
     assert answer.object == "chat.completion"
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
@@ -49,7 +54,9 @@ def test_stop_ends_before_the_string_and_never_shows_its_beginning(served):
     answer = create(served, stop=["is Paris"])
     assert answer.choices[0].message.content == "The capital of France "
     assert answer.choices[0].finish_reason == "stop"
-    streamed = "".join(c.choices[0].delta.content or "" for c in create(served, stop=["is Paris"], stream=True))
+    streamed = "".join(
+        c.choices[0].delta.content or "" for c in create(served, stop=["is Paris"], stream=True)
+    )
     assert streamed == "The capital of France "
 
 
@@ -94,7 +101,12 @@ def test_logprobs_are_of_the_tokens_shown(served):
         assert token.top_logprobs[0].logprob == pytest.approx(max(t.logprob for t in token.top_logprobs))
         assert token.token == token.top_logprobs[0].token
         assert bytes(token.bytes).decode() == token.token
-    streamed = [t for c in create(served, logprobs=True, top_logprobs=3, stream=True) if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+    streamed = [
+        t
+        for c in create(served, logprobs=True, top_logprobs=3, stream=True)
+        if c.choices[0].logprobs
+        for t in c.choices[0].logprobs.content
+    ]
     assert [t.token for t in streamed] == [t.token for t in content]
 
 

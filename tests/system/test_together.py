@@ -21,7 +21,10 @@ def test_sixteen_chats_all_stream_at_once(served):
         stream = client.chat.completions.create(
             model="default",
             messages=[{"role": "user", "content": f"Count from {i} upwards, in words."}],
-            temperature=0, max_tokens=40, stream=True, extra_body={"ignore_eos": True, "fast_answers": "off"},
+            temperature=0,
+            max_tokens=40,
+            stream=True,
+            extra_body={"ignore_eos": True, "fast_answers": "off"},
         )
         for chunk in stream:
             if chunk.choices[0].delta.content:
@@ -42,10 +45,17 @@ def test_a_websocket_client_gets_the_events_of_a_response(served):
     url = served.root.replace("http", "ws") + "/v1/responses"
     with connect(url, additional_headers=served.headers) as socket:
         for _ in range(2):
-            socket.send(json.dumps({
-                "type": "response.create", "model": "default", "temperature": 0, "fast_answers": "off",
-                "input": [{"role": "user", "content": "What is the capital of France?"}],
-            }))
+            socket.send(
+                json.dumps(
+                    {
+                        "type": "response.create",
+                        "model": "default",
+                        "temperature": 0,
+                        "fast_answers": "off",
+                        "input": [{"role": "user", "content": "What is the capital of France?"}],
+                    }
+                )
+            )
             events = [json.loads(socket.recv(timeout=60))]
             while events[-1]["type"] != "response.completed":
                 events.append(json.loads(socket.recv(timeout=60)))
