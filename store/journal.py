@@ -183,7 +183,7 @@ class Journal:
 
         Steps (`Chunk`, `Event`, `Verdict`) of a turn that is not open are dropped.
         Raises `JournalError` when the file cannot take them (a full disk); nothing is written then and the
-        same call may be made again.
+        same call may be made again. Any other error of SQLite is a bug or a broken file, and ends the host.
         """
         batch = list(records)
         steps = [record for record in batch if isinstance(record, Step)]
@@ -200,7 +200,7 @@ class Journal:
                 elif isinstance(record, Acknowledged):
                     self._acknowledge(record)
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise JournalError(f"{self.path}: cannot write ({error}); is the disk full?") from error
