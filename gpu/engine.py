@@ -11,7 +11,7 @@ from gpu.batch import BatchBuilder
 from gpu.blocks import BLOCK_SIZE, BlockPool
 from gpu.errors import BadRequest, EngineFull, ModelError
 from gpu.kernels import StepResult
-from gpu.kernels.host import PlainKernels
+from gpu.kernels.host import HostKernels
 from gpu.llama import Llama
 from gpu.memory import available_bytes
 from gpu.model_card import read_model_card
@@ -48,7 +48,6 @@ class Engine:
         self.context_length = min(config.context_length, blocks * BLOCK_SIZE)
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(self.pool, max_batch, token_budget, max_waiting)
-        model.kernels.allocate_cache(blocks)
         self._builder = BatchBuilder(max_batch, -(-self.context_length // BLOCK_SIZE), eos_ids)
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[SequenceOutput] = []
@@ -71,21 +70,25 @@ class Engine:
         with
         (bytes loaded, bytes in all).
         """
-        del threads
         card = read_model_card(path)
-        if progress:
-            progress(0, card.file_bytes)
-        model = Llama(open_weights(path), PlainKernels(open_weights(path), card.context_length))
-        if progress:
-            progress(card.file_bytes, card.file_bytes)
-        c = card.config
-        block_bytes = c.layers * BLOCK_SIZE * 2 * c.kv_heads * c.head_dim * 4
-        wanted = max_batch * -(-c.context_length // BLOCK_SIZE)
-        blocks = min(wanted, (kv_bytes or int(available_bytes() * KV_SHARE)) // block_bytes)
+        source = open_weights(path)
+        kernels = HostKernels(
+            source,
+            Path(path),
+            max_rows=token_budget,
+            max_samples=max_batch,
+            context=card.context_length,
+            threads=threads,
+            progress=progress,
+        )
+        wanted = max_batch * -(-card.context_length // BLOCK_SIZE)
+        blocks = min(wanted, (kv_bytes or int(available_bytes() * KV_SHARE)) // kernels.block_bytes)
         if blocks < 1:
             raise ModelError(
-                f"no memory for one KV block of {block_bytes} bytes; raise kv_bytes or free some memory"
+                f"no memory for one KV block of {kernels.block_bytes} bytes; raise kv_bytes or free some memory"
             )
+        kernels.allocate_cache(blocks)
+        model = Llama(source, kernels)
         return cls(
             model,
             eos_ids=card.eos_ids,

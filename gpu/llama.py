@@ -64,7 +64,7 @@ class Llama:
             ),
             output=kernels.matrix((name("attn_output.weight"),)),
             ffn_norm=kernels.vector((name("ffn_norm.weight"),)),
-            gate_up=kernels.matrix((name("ffn_gate.weight"), name("ffn_up.weight")), interleave=True),
+            gate_up=kernels.matrix((name("ffn_gate.weight"), name("ffn_up.weight"))),
             down=kernels.matrix((name("ffn_down.weight"),)),
         )
 

@@ -110,8 +110,13 @@ class WeightSource(Protocol):
 class Kernels(Protocol):
     """Everything the decoder asks of a machine. Widths are in elements, per row."""
 
-    def matrix(self, names: tuple[str, ...], interleave: bool = False) -> Matrix:
-        """Load (out, in) tensors stacked by rows; `interleave` puts gate and up side by side for `swiglu`."""
+    @property
+    def block_bytes(self) -> int:
+        """Of one block of keys and values in all layers."""
+        ...
+
+    def matrix(self, names: tuple[str, ...]) -> Matrix:
+        """Note (out, in) tensors, stacked by rows. They are loaded by `record` at the latest."""
         ...
 
     def vector(self, names: tuple[str, ...]) -> Vector:
@@ -161,7 +166,7 @@ class Kernels(Protocol):
         ...
 
     def record(self, forward: Callable[[], None]) -> Program:
-        """Note the operations `forward` calls, in order."""
+        """Note the operations `forward` calls, in order. The cache must be there: addresses are kept."""
         ...
 
     def allocate_cache(self, blocks: int) -> None:
