@@ -21,9 +21,10 @@ from attrs.validators import ge, gt, le
 from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, Metrics, ReadMetrics
 from store.catalog import Entry
 from store.decision import inputs_of
-from store.decision_policy import DECLINE, Decision, Policy
-from store.feedback import DecisionRow, RowLog
+from store.decision_policy import Policy
+from store.feedback import SECONDS_A_DAY, DecisionRow, RowLog
 from store.normalise import key_of
+from store.recent import Recent
 from store.release import POINTER, OpenRelease, Pointer, ReleaseError, open_release, read_pointer
 from supervision.actor import Actor, Sender
 
@@ -31,8 +32,8 @@ log = logging.getLogger("antiphon.fast_answer")
 
 WRITE_EVERY = 0.5
 """Seconds between writes of decision rows: what a kill may cost the log, never a reply."""
-REMEMBERED = 8192
-"""Texts whose key and entry are kept: the head of the traffic needs no normal form."""
+REMEMBERED, LONGEST_REMEMBERED = 2048, 256
+"""Texts of a generation, and characters of one: the head of the traffic needs no second look."""
 RETRY_AFTER = 30.0
 """Seconds until a release that was refused is looked at again, if the pointer stays."""
 
@@ -54,19 +55,34 @@ class FastAnswerSettings:
 
 
 class Outcome(NamedTuple):
-    """What becomes of one lookup. `reason` "" is a hit. A tuple, for one is made for each hit."""
+    """What becomes of one lookup: `LookedUp` by rows. A tuple, so that rows turn into columns at once."""
 
     reason: str
+    """"" is a hit."""
     entry: str = ""
     answer: str = ""
     score: float = 0.0
-    decision: Decision = DECLINE
+    propensity: float = 1.0
+    arm: str = "policy"
     inputs: tuple[float, ...] = ()
 
 
 NO_RELEASE = Outcome("no_release")
 TOO_LONG = Outcome("too_long")
 MISS = Outcome("miss")
+
+
+@frozen
+class Candidate:
+    """An entry that was found for a text, and its score today."""
+
+    entry: Entry
+    inputs: tuple[float, ...]
+    score: float
+
+
+Known = Outcome | Candidate
+"""What is known of a text before its owner is: all, unless a coin may decide."""
 
 
 class FastAnswer(Actor):
@@ -83,8 +99,8 @@ class FastAnswer(Actor):
         self._seen: tuple[int, int] | None = None
         self._look_again = 0.0
         self._rows: RowLog | None = None
-        self._recent: dict[str, tuple[bytes, Entry]] = {}
-        """Texts that were hits, as they were typed."""
+        self._recent: Recent[Known] = Recent(REMEMBERED, LONGEST_REMEMBERED)
+        self._today = 0
         self.counters: Counter[str] = Counter()
 
     async def on_start(self) -> None:
@@ -131,7 +147,7 @@ class FastAnswer(Actor):
 
     def _take_over(self, opened: OpenRelease) -> None:
         old, self._release = self._release, opened
-        self._recent = {}
+        self._recent.clear()
         self._policy = Policy(opened.threshold.threshold, self._settings.explore, self._settings.salt)
         if old is not None:
             old.close()
@@ -158,88 +174,68 @@ class FastAnswer(Actor):
             self.counters["mismatch"] += 1
             return Declined(message.request_id, "mismatch")
         (outcome,) = self._outcomes((message.request_id,), (message.owner,), (message.text,))
-        decision = outcome.decision
-        if outcome.reason:
-            return Declined(
-                request_id=message.request_id,
-                reason=outcome.reason,
-                release=self._release.version if self._release else "",
-                entry=outcome.entry,
-                score=outcome.score,
-                threshold=self._policy.threshold,
-                propensity=decision.propensity,
-                arm=decision.arm,
-            )
-        return Hit(
-            request_id=message.request_id,
-            release=self._release.version if self._release else "",
-            entry=outcome.entry,
-            answer=outcome.answer,
-            score=outcome.score,
-            threshold=self._policy.threshold,
-            propensity=decision.propensity,
-            arm=decision.arm,
-        )
+        release = self._release.version if self._release else ""
+        threshold = self._policy.threshold
+        reason, entry, answer, score, propensity, arm, _ = outcome
+        if reason:
+            return Declined(message.request_id, reason, release, entry, score, threshold, propensity, arm)
+        return Hit(message.request_id, release, entry, answer, score, threshold, propensity, arm)
 
     def _look_up_many(self, message: LookupMany) -> LookedUp:
         outcomes = self._outcomes(message.request_ids, message.owners, message.texts)
-        return LookedUp(
-            release=self._release.version if self._release else "",
-            threshold=self._policy.threshold,
-            reasons=tuple([o.reason for o in outcomes]),
-            entries=tuple([o.entry for o in outcomes]),
-            answers=tuple([o.answer for o in outcomes]),
-            scores=tuple([o.score for o in outcomes]),
-            propensities=tuple([o.decision.propensity for o in outcomes]),
-            arms=tuple([o.decision.arm for o in outcomes]),
-        )
+        release = self._release.version if self._release else ""
+        columns = list(zip(*outcomes, strict=True)) or [()] * len(Outcome._fields)
+        return LookedUp(release, self._policy.threshold, *columns[:-1])
 
     def _outcomes(
         self, request_ids: Sequence[str], owners: Sequence[str], texts: Sequence[str]
     ) -> list[Outcome]:
-        """Decide every lookup of a batch, scoring all that were found at once."""
+        """Decide every lookup of a batch, scoring at once all that were not scored before."""
         now = time.time()
-        outcomes = [NO_RELEASE] * len(texts)
-        if self._release is not None:
-            found = self._found(self._release, texts, outcomes)
-            inputs = [inputs_of(entry, texts[at], key, now) for at, key, entry in found]
-            scores = self._release.scorer.score(inputs)
-            for (at, _, entry), score, row in zip(found, scores, inputs, strict=True):
-                outcomes[at] = self._decided(owners[at], entry, score, row)
-        self.counters.update([outcome.reason or "hit" for outcome in outcomes])
+        if self._release is None:
+            outcomes = [NO_RELEASE] * len(texts)
+        else:
+            known = self._known(self._release, texts, int(now // SECONDS_A_DAY))
+            outcomes = [self._decided(one, owner) for one, owner in zip(known, owners, strict=True)]
+        self.counters.update([outcome[0] or "hit" for outcome in outcomes])
         if self._rows is not None:
             self._log(self._rows, now, request_ids, owners, outcomes)
         return outcomes
 
-    def _found(
-        self, release: OpenRelease, texts: Sequence[str], outcomes: list[Outcome]
-    ) -> list[tuple[int, bytes, Entry]]:
-        """Return (place, key, entry) of those the catalog has; the others' outcomes are filled in."""
-        found = []
+    def _known(self, release: OpenRelease, texts: Sequence[str], today: int) -> list[Known]:
+        """Return what is known of each text; what was asked lately is remembered, the rest scored at once."""
+        if today != self._today:
+            self._recent.clear()
+            self._today = today
+        known, fresh = [], []
         for at, text in enumerate(texts):
-            known = self._recent.get(text)
-            if known is None:
+            found = self._recent.get(text)
+            if found is None:
                 key = key_of(text)
                 entry = None if key is None else release.catalog.find(key)
-                if key is None or entry is None:
-                    outcomes[at] = TOO_LONG if key is None else MISS
-                    continue
-                known = self._remember(text, key, entry)
-            found.append((at, *known))
-        return found
-
-    def _remember(self, text: str, key: bytes, entry: Entry) -> tuple[bytes, Entry]:
-        if len(self._recent) >= REMEMBERED:
-            del self._recent[next(iter(self._recent))]
-        known = self._recent[text] = key, entry
+                found = TOO_LONG if key is None else MISS
+                if key is not None and entry is not None:
+                    fresh.append((at, entry, inputs_of(entry, text, key, today)))
+                else:
+                    self._recent.put(text, found)
+            known.append(found)
+        scores = release.scorer.score([inputs for _, _, inputs in fresh])
+        for (at, entry, inputs), score in zip(fresh, scores, strict=True):
+            candidate = Candidate(entry, inputs, score)
+            known[at] = candidate if self._policy.explore else self._decided(candidate, "")
+            self._recent.put(texts[at], known[at])
         return known
 
-    def _decided(self, owner: str, entry: Entry, score: float, inputs: tuple[float, ...]) -> Outcome:
+    def _decided(self, known: Known, owner: str) -> Outcome:
+        if isinstance(known, Outcome):
+            return known
+        entry, score = known.entry, known.score
         decision = self._policy.decide(score, owner, entry.name)
         if decision.serve:
-            return Outcome("", entry.name, entry.answer, score, decision, inputs)
-        reason = "exploration" if decision.arm == "explore" else "below_threshold"
-        return Outcome(reason, entry.name, "", score, decision, inputs)
+            reason, answer = "", entry.answer
+        else:
+            reason, answer = "exploration" if decision.arm == "explore" else "below_threshold", ""
+        return Outcome(reason, entry.name, answer, score, decision.propensity, decision.arm, known.inputs)
 
     def _log(
         self,
@@ -262,12 +258,12 @@ class FastAnswer(Actor):
                     inputs,
                     score,
                     threshold,
-                    decision.arm,
+                    arm,
                     "decline" if reason else "serve",
                     reason,
-                    decision.propensity,
+                    propensity,
                 )
-                for request_id, owner, (reason, entry, _, score, decision, inputs) in zip(
+                for request_id, owner, (reason, entry, _, score, propensity, arm, inputs) in zip(
                     request_ids, owners, outcomes, strict=True
                 )
             ]

@@ -29,7 +29,6 @@ INPUTS: Final = (
     "request_is_plain",
 )
 """What a model may ask for, in the order `inputs_of` gives it."""
-SECONDS_A_DAY = 86400.0
 Matrix = NDArray[np.float64]
 
 
@@ -37,13 +36,16 @@ class DecisionError(Exception):
     """A decision model or threshold that cannot be used; the text says why."""
 
 
-def inputs_of(entry: Entry, text: str, key: bytes, now: float) -> tuple[float, ...]:
-    """Return the inputs of one decision, in the order of `INPUTS`. `now` is in Unix seconds."""
+def inputs_of(entry: Entry, text: str, key: bytes, today: int) -> tuple[float, ...]:
+    """Return the inputs of one decision, in the order of `INPUTS`. `today` is in whole days since 1970.
+
+    Within a day they depend on the entry and the text alone.
+    """
     uplift, frequency, answered_at, feedback = entry.features
     return (
         uplift,
         math.log1p(frequency),
-        max(0.0, now / SECONDS_A_DAY - answered_at),
+        max(0.0, today - answered_at),
         math.log1p(feedback),
         float(len(text)),
         float(key.count(b" ") + 1),
@@ -110,7 +112,9 @@ class Scorer:
         if not inputs:
             return []
         margin = self._margin(np.array(inputs, np.float64)[:, self._columns])
-        scores: list[float] = (1.0 / (1.0 + np.exp(-margin)) if self._is_probability else margin).tolist()
+        if self._is_probability:
+            margin = np.exp(-np.logaddexp(0.0, -margin))  # 1 / (1 + exp(-margin)), which would overflow
+        scores: list[float] = margin.tolist()
         return scores
 
 

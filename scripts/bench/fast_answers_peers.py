@@ -21,6 +21,7 @@ import msgspec
 
 from store.catalog import Entry
 from store.decision import inputs_of
+from store.feedback import SECONDS_A_DAY
 from store.normalise import key_of
 from store.release import OpenRelease, open_release, read_pointer
 
@@ -81,9 +82,9 @@ def redis_rate(directory: Path, release: OpenRelease, texts: list[str], batch: i
         pipeline = own.client.pipeline(transaction=False)
         for _, key in keyed:
             pipeline.get(key)
-        now, values = time.time(), pipeline.execute()
+        today, values = int(time.time() // SECONDS_A_DAY), pipeline.execute()
         found = [(*pair, Entry(*decode(value))) for pair, value in zip(keyed, values, strict=True) if value]
-        return release.scorer.score([inputs_of(entry, text, key, now) for text, key, entry in found])
+        return release.scorer.score([inputs_of(entry, text, key, today) for text, key, entry in found])
 
     return _rate(look_up, texts, batch, in_flight)
 
@@ -125,14 +126,13 @@ def serve_grpc(directory: Path, root: Path) -> None:
     release, lock = open_release(root, pointer.active), threading.Lock()
 
     def look_up(texts: list[str], _: Any) -> list[tuple[str, str, float]]:
+        today = int(time.time() // SECONDS_A_DAY)
         with lock:
             keyed = [
                 (text, key, key and release.catalog.find(key)) for text in texts for key in (key_of(text),)
             ]
             found = [(text, key, entry) for text, key, entry in keyed if key and entry]
-            scores = release.scorer.score(
-                [inputs_of(entry, text, key, time.time()) for text, key, entry in found]
-            )
+            scores = release.scorer.score([inputs_of(entry, text, key, today) for text, key, entry in found])
             answers = {
                 key: (entry.name, entry.answer, s) for (_, key, entry), s in zip(found, scores, strict=True)
             }

@@ -100,18 +100,25 @@ def test_a_stump_by_hand():
     assert scores(STUMP, rows).tolist() == [-0.5, 1.5, 1.5]
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_surest_scores_do_not_overflow():
+    model = Logistic(SCHEMA, "v", ("historical_uplift",), (1.0,), 0.0)
+    rows = [[uplift] + [0.0] * (len(INPUTS) - 1) for uplift in (-1e9, 0.0, 1e9)]
+    assert scores(model, rows).tolist() == [0.0, 0.5, 1.0]
+
+
 def test_no_rows_have_no_scores():
     assert Scorer(ALWAYS).score([]) == []
 
 
 def test_the_model_to_begin_with_serves_everything():
-    row = inputs_of(Entry("e", (-1.0, 0.0, 0.0, 0.0), "x"), "x", b"x", 1e9)
+    row = inputs_of(Entry("e", (-1.0, 0.0, 0.0, 0.0), "x"), "x", b"x", 20_000)
     assert scores(ALWAYS, [row])[0] >= EVEN.threshold
 
 
 def test_inputs_are_what_their_names_say():
     entry = Entry("e", (0.25, math.e - 1, 20000.0, 0.0), "An answer.")
-    made = dict(zip(INPUTS, inputs_of(entry, "What is  it?", b"what is it", 20010 * 86400.0), strict=True))
+    made = dict(zip(INPUTS, inputs_of(entry, "What is  it?", b"what is it", 20010), strict=True))
     assert made == {
         "historical_uplift": 0.25,
         "log_query_frequency": pytest.approx(1.0),
