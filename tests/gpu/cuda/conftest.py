@@ -1,4 +1,4 @@
-"""Kernel tests run the CUDA text on the CPU: see `shim.h`."""
+"""Kernel tests run the CUDA text on the CPU (see `shim.h`), or on a card when `scripts/gpu_check` asks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.gpu.cuda.cpu_device import COMPILER, CpuFunction, CpuModule
+from tests.gpu.cuda.card import KernelFunction, KernelModule, open_module, runs_on_card
+from tests.gpu.cuda.cpu_device import COMPILER
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if COMPILER:
+    if COMPILER or runs_on_card():
         return
     skip = pytest.mark.skip(reason="no g++ here: the CUDA text cannot be run on the CPU")
     for item in items:
@@ -20,13 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kernel() -> Callable[[str, str], CpuFunction]:
+def kernel() -> Callable[[str, str], KernelFunction]:
     """A kernel by file and name; the file is compiled when it is first asked for."""
-    modules: dict[str, CpuModule] = {}
+    modules: dict[str, KernelModule] = {}
 
-    def find(stem: str, name: str) -> CpuFunction:
+    def find(stem: str, name: str) -> KernelFunction:
         if stem not in modules:
-            modules[stem] = CpuModule(stem)
+            modules[stem] = open_module(stem)
         return modules[stem].get_function(name)
 
     return find

@@ -11,14 +11,14 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from tests.gpu.cuda.arrays import guarded
-from tests.gpu.cuda.cpu_device import CpuFunction, CpuModule
+from tests.gpu.cuda.card import KernelModule, open_module
 
 
 @define(eq=False)
 class ShimDevice:
     """Counts what it gives out, so that a test can say that a step took nothing."""
 
-    modules: dict[str, CpuModule]
+    modules: dict[str, KernelModule]
     total: int = 1 << 30
     allocations: int = 0
     used: int = 0
@@ -59,8 +59,8 @@ class ShimDevice:
     def function(self, stem: str, name: str, shared: int) -> Callable[..., None]:
         assert self.recording is None, "a kernel is loaded while a graph is captured"
         if stem not in self.modules:
-            self.modules[stem] = CpuModule(stem)
-        function: CpuFunction = self.modules[stem].get_function(name)
+            self.modules[stem] = open_module(stem)
+        function = self.modules[stem].get_function(name)
         function.max_dynamic_shared_size_bytes = max(shared, 48 << 10)
 
         def launch(grid: Any, block: Any, arguments: Any, *, shared_mem: int) -> None:

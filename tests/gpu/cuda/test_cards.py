@@ -1,0 +1,38 @@
+"""The list of a machine's cards."""
+
+import stat
+
+from gpu.kernels.cuda_cards import Card, list_cards, parse_cards
+
+LISTING = """\
+GPU-5a1f, NVIDIA H200, 143771, 9.0
+GPU-77c2, Tesla T4, 15360, 7.5
+Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.
+GPU-90ab, NVIDIA L4, 23034, [N/A]
+"""
+
+
+def test_a_card_is_known_by_its_uuid_and_used_from_capability_8_on():
+    h200, t4 = parse_cards(LISTING)
+    assert h200 == Card("GPU-5a1f", "NVIDIA H200", 143771, (9, 0))
+    assert h200.is_usable
+    assert not t4.is_usable
+
+
+def tool_that(tmp_path, monkeypatch, script):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+
+def test_asks_the_tool(tmp_path, monkeypatch):
+    tool_that(tmp_path, monkeypatch, "echo 'GPU-1, NVIDIA A100-SXM4-40GB, 40960, 8.0'")
+    assert [card.name for card in list_cards()] == ["NVIDIA A100-SXM4-40GB"]
+
+
+def test_a_tool_that_fails_or_is_not_there_means_no_cards(tmp_path, monkeypatch):
+    tool_that(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert list_cards() == ()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert list_cards() == ()

@@ -1,0 +1,62 @@
+"""The engine over the CUDA kernels: a model loaded as on a card, many requests together and alone."""
+
+import pytest
+
+from gpu.engine import Engine
+from gpu.errors import ModelError
+from gpu.kernels.cuda import Limits
+from gpu.kernels.cuda_load import load_on_gpu
+from gpu.sampling_params import SamplingParams
+from gpu.sequence import Request
+from tests.gpu.cuda.shim_device import ShimDevice
+from tests.gpu.cuda.test_cuda_kernels import MODULES
+from tests.gpu.cuda.tiny_model import tiny_model
+
+pytestmark = pytest.mark.compiler
+
+LIMITS = Limits(rows=40, sequences=3, context=64)
+PROMPTS = {
+    "greedy": (tuple(range(1, 30)), SamplingParams(max_tokens=4, temperature=0.0)),
+    "drawn": ((7, 8), SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=11)),
+    "penalised": ((9,) * 17, SamplingParams(max_tokens=4, temperature=1.0, frequency_penalty=0.5, seed=3)),
+}
+
+
+def engine_on_cuda(source):
+    model, blocks = load_on_gpu(source, ShimDevice(MODULES), LIMITS)
+    return Engine(model, eos_ids=(), blocks=blocks, max_batch=3, token_budget=40)
+
+
+def replies(engine, names, emitted=None):
+    for name in names:
+        prompt, params = PROMPTS[name]
+        engine.add(Request(name, prompt, params, emitted=(emitted or {}).get(name, ())))
+    found = {name: [] for name in names}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            found[output.id] += output.tokens
+    return found
+
+
+def test_replies_are_the_same_together_alone_and_resumed(random):
+    source = tiny_model(random)
+    together = replies(engine_on_cuda(source), PROMPTS)
+    assert {len(tokens) for tokens in together.values()} == {4}
+    for name in PROMPTS:
+        assert replies(engine_on_cuda(source), [name]) == {name: together[name]}
+    resumed = replies(engine_on_cuda(source), PROMPTS, {name: tuple(together[name][:2]) for name in PROMPTS})
+    assert resumed == {name: tokens[2:] for name, tokens in together.items()}
+
+
+def test_the_cache_takes_what_is_left_and_no_more_than_can_be_used(random):
+    source = tiny_model(random)
+    device = ShimDevice(MODULES)
+    model, blocks = load_on_gpu(source, device, LIMITS)
+    assert blocks == 3 * 4
+    _, few = load_on_gpu(source, ShimDevice(MODULES), LIMITS, kv_bytes=5 * model.kernels.block_bytes)
+    assert few == 5
+
+
+def test_a_model_that_leaves_no_room_is_refused(random):
+    with pytest.raises(ModelError, match="too little for any context"):
+        load_on_gpu(tiny_model(random), ShimDevice(MODULES, total=1 << 16), LIMITS)
