@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +42,8 @@ MAP_SIZE = 1 << 38
 """Address space to build in; the file is as long as its contents."""
 BATCH = 20_000
 """Rows a transaction: bounds the pages held in memory."""
+PIECE, THREADS = 256, min(4, os.cpu_count() or 1)
+"""Rows packed at a time, and how many pieces at once."""
 EPOCH = dt.date(1970, 1, 1)
 _valid_name = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
@@ -205,7 +211,11 @@ class CatalogBuilder:
         report = self._report(0)
         if not self._places or (report.errors and not keep_going):
             raise BuildRefused(report)
-        self._write(target)
+        try:
+            self._write(target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
         return self._report(target.stat().st_size)
 
     def _report(self, size: int) -> BuildReport:
@@ -271,14 +281,26 @@ class CatalogBuilder:
         dictionary = self._dictionary(keys)
         yield ABOUT_KEY, msgspec.json.encode(about)
         yield DICTIONARY_KEY, dictionary
-        packer = Packer(dictionary)
-        for done, key in enumerate(keys):
-            if done % 1000 == 0:
-                self._progress(done, len(keys))
-            place = self._places[key]
-            row = None if place.target else self._source.read(place.where)
-            yield key, packer.pack(key, _entry(key, row)) if row else pack_alias(place.target)
+        yield from self._packed(keys, Packer(dictionary))
+
+    def _packed(self, keys: list[bytes], packer: Packer) -> Iterator[tuple[bytes, bytes]]:
+        """Pack in threads, for compressing lets go of the interpreter; a few pieces ahead of who writes."""
+        waiting: deque[Future[list[tuple[bytes, bytes]]]] = deque()
+        with ThreadPoolExecutor(THREADS) as pool:
+            for start in range(0, len(keys), PIECE):
+                self._progress(start, len(keys))
+                rows = [(key, self._row_of(key)) for key in keys[start : start + PIECE]]
+                waiting.append(pool.submit(_pack, packer, rows))
+                if len(waiting) > 2 * THREADS:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
         self._progress(len(keys), len(keys))
+
+    def _row_of(self, key: bytes) -> CatalogRow | bytes:
+        """Read a key's row again; for another phrasing, the key that has it."""
+        place = self._places[key]
+        return place.target or self._source.read(place.where)
 
     def _dictionary(self, keys: list[bytes]) -> bytes:
         """Answers from all over the catalog, up to what deflate can look back on."""
@@ -295,12 +317,21 @@ def _fault(row: CatalogRow) -> str:
         return "answer is empty"
     if row.id and _valid_name(row.id) is None:
         return f"id {row.id!r}: letters, digits, '.', '_' and '-' only, at most 64"
+    if not math.isfinite(row.uplift):
+        return f"uplift {row.uplift}: it must be a number"
     return "frequency and feedback cannot be negative" if min(row.frequency, row.feedback) < 0 else ""
 
 
 def _entry(key: bytes, row: CatalogRow) -> Entry:
     features = (row.uplift, float(row.frequency), float((row.answered_on - EPOCH).days), float(row.feedback))
     return Entry(row.id or hashlib.sha256(key).hexdigest()[:12], features, row.answer)
+
+
+def _pack(packer: Packer, rows: list[tuple[bytes, CatalogRow | bytes]]) -> list[tuple[bytes, bytes]]:
+    return [
+        (key, pack_alias(row) if isinstance(row, bytes) else packer.pack(key, _entry(key, row)))
+        for key, row in rows
+    ]
 
 
 def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -27,6 +27,7 @@ TEMPLATES = (
     "What is the difference between {} and its rivals?",
     "Is {} worth the trouble?",
 )
+SYLLABLES = [c + v for c, v in itertools.product("bdfgklmnprstvz", "aeiou")]
 CATALOG_SHARE, NEAR_SHARE = 0.5, 0.3
 NOISY = 1 / 3
 LEAST_WORDS, MOST_WORDS = 60, 640
@@ -36,12 +37,10 @@ ANSWERED_ON = dt.date(2026, 3, 1)
 
 def entity(number: int) -> str:
     """Name a thing: three syllables by number, so that any number has one."""
-    consonants, vowels = "bdfgklmnprstvz", "aeiou"
-    syllables = [c + v for c, v in itertools.product(consonants, vowels)]
     name = ""
     while True:
-        number, digit = divmod(number, len(syllables))
-        name += syllables[digit]
+        number, digit = divmod(number, len(SYLLABLES))
+        name += SYLLABLES[digit]
         if not number and len(name) >= 6:
             return name
 

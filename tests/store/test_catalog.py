@@ -7,7 +7,7 @@ import lmdb
 import pytest
 
 from store.catalog import FEATURES, SCHEMA, Catalog, CatalogError, Entry
-from store.catalog_build import BuildRefused, CatalogBuilder, open_source
+from store.catalog_build import BuildRefused, CatalogBuilder, CatalogRow, open_source
 from store.normalise import NORMALISER, key_of
 
 LONG = "A sentence that says the same as every other. " * 60
@@ -133,6 +133,16 @@ def test_parquet_rows_are_the_same_rows(tmp_path):
     assert (tmp_path / "from_parquet").read_bytes() == from_json.read_bytes()
 
 
+def test_a_number_that_is_none_is_no_feature(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: the [parquet] extra")
+    from pyarrow import parquet
+
+    bad = row("a", uplift=float("nan")) | {"answered_on": dt.date(2026, 3, 1)}
+    parquet.write_table(pa.Table.from_pylist([bad]), tmp_path / "rows.parquet")
+    with pytest.raises(BuildRefused):
+        CatalogBuilder(open_source(tmp_path / "rows.parquet")).build(tmp_path / "catalog.mdb")
+
+
 def test_progress_ends_at_the_end(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row("a")) + "\n")
     seen = []
@@ -140,6 +150,19 @@ def test_progress_ends_at_the_end(tmp_path):
         tmp_path / "c"
     )
     assert seen[-1] == (1, 1)
+
+
+def test_a_build_that_fails_leaves_no_file(tmp_path):
+    class Unreadable:
+        def __iter__(self):
+            return iter([(0, CatalogRow("a", "b", "Ada", dt.date(2026, 3, 1)))])
+
+        def read(self, where):
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        CatalogBuilder(Unreadable()).build(tmp_path / "catalog.mdb")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_probe_is_in_it(tmp_path):
