@@ -16,7 +16,7 @@ from scripts.failure import UsageFault
 FILE = "antiphon.toml"
 PREFIX = "ANTIPHON_"
 NOT_SETTINGS = frozenset(
-    {"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE"}
+    {"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE", "ANTIPHON_CHAOS"}
 )
 """Variables that other parts read: where model files are kept, what tests and benchmarks use."""
 
