@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_DEATHS = 2
 """Batchers that may die of one generation, by the rule of `Generation`; then it is refused."""
 _PAUSE_FIRST = 0.02
-_PAUSE_LAST = 0.5
+_PAUSE_LAST = 0.1
 
 
 @frozen
@@ -191,12 +191,9 @@ class Generation:
     async def _try_place(self, avoid: tuple[str, ...]) -> TurnError | None:
         """Ask one batcher. Returns why it was not accepted, when another try may succeed."""
         if self.host.context.tree.epoch(self._batcher) == 0 or self._batcher in avoid:
-            try:
-                self._batcher = await self._reroute(avoid)
-            except TurnError as error:
-                if error.error.status != 503:
-                    raise
-                return error
+            refusal = await self._choose(avoid)
+            if refusal is not None:
+                return refusal
         epoch = self.host.context.tree.epoch(self._batcher)
         if epoch == 0:
             return unavailable("No engine is up for this model. Try again later.")
@@ -216,6 +213,19 @@ class Generation:
         except AskFailed as error:
             return unavailable(f"The engine did not answer ({error.reason or type(error).__name__}).")
         return self._judge(reply)
+
+    async def _choose(self, avoid: tuple[str, ...]) -> TurnError | None:
+        """Have the router name a batcher: another one than it should avoid, or the same when there is no other."""
+        for hint in (avoid, ()) if avoid else ((),):
+            try:
+                self._batcher = await self._reroute(hint)
+            except TurnError as error:
+                if error.error.status != 503:
+                    raise
+                refusal = error
+            else:
+                return None
+        return refusal
 
     def _judge(self, reply: object) -> TurnError | None:
         if isinstance(reply, GenerationAccepted) and reply.generation == self.job.name:

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 
@@ -124,7 +123,9 @@ def to_plain(step: Step) -> tuple[Any, ...]:
         )
     if isinstance(step, Verdict):
         return (1, step.request_id, step.choice, step.body)
-    return (2, *attrs.astuple(step, recurse=False))
+    if isinstance(step, Event):
+        return (2, step.request_id, step.sequence, step.kind, step.body)
+    raise TypeError(f"{type(step).__name__} is no step of a turn")
 
 
 def from_plain(plain: Sequence[Any]) -> Step:

@@ -158,7 +158,6 @@ class Router(Actor):
             error = ErrorBody(404, "invalid_request_error", "no such model", "model", "model_not_found")
             return Unroutable(message.request_id, error)
         names = [n for n in self.context.tree.up("batcher") if n not in message.avoid]
-        names = names or self.context.tree.up("batcher")
         if not names:
             error = ErrorBody(503, "service_unavailable_error", "none up", code="server_is_overloaded")
             return Unroutable(message.request_id, error)
