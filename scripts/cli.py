@@ -32,10 +32,16 @@ class _Parser(argparse.ArgumentParser):
         raise UsageFault(f"{message} (see: {self.prog} --help)")
 
 
+class _Version(argparse.Action):
+    def __call__(self, *_: object) -> NoReturn:
+        print(f"antiphon {metadata.version('antiphon')}")
+        sys.exit(0)
+
+
 def parser(chosen: str = "") -> argparse.ArgumentParser:
     """Return the parser of everything, or only of one subcommand, whose module alone is then imported."""
     top = _Parser(prog="antiphon", description="Chat serving on your own GPUs that does not lose a word.")
-    top.add_argument("--version", action="version", version=f"antiphon {metadata.version('antiphon')}")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         if chosen in {"", name}:

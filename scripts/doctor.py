@@ -20,9 +20,9 @@ import attrs
 from attrs import frozen
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from scripts import config
-from scripts.bench.report import machine
 from scripts.failure import UsageFault
 from scripts.model import KNOWN, models_directory
 
@@ -105,10 +105,9 @@ def _memory(_settings: config.Config) -> Finding:
 def _processor(_settings: config.Config) -> Finding:
     from gpu.kernels.cpu import describe_cpu  # noqa: PLC0415 - the other checks must work without the engine
 
-    facts = machine()
-    return Finding(
-        "processor", "ok", f"{facts['processor']}, {facts['cores']} cores; kernels: {describe_cpu()}"
-    )
+    cpu = describe_cpu()
+    kernels = f"{cpu.isa} kernels ({', '.join(cpu.features)}), {cpu.threads} threads"
+    return Finding("processor", "ok", f"{cpu.name}, {cpu.cores} cores; {kernels}")
 
 
 def _gpus(_settings: config.Config) -> Finding:
@@ -227,5 +226,5 @@ def _table(findings: list[Finding]) -> Table:
     table = Table("what", "", "found", "to do", box=None, pad_edge=False)
     colours = {"ok": "green", "note": "yellow", "wrong": "red"}
     for f in findings:
-        table.add_row(f.name, f"[{colours[f.state]}]{f.state}", f.found, f.mend)
+        table.add_row(f.name, Text(f.state, colours[f.state]), Text(f.found), Text(f.mend))
     return table
