@@ -29,6 +29,7 @@ from store.release import (
     PARTS,
     POINTER,
     SCHEMA,
+    STAMPS,
     THRESHOLD,
     FileFacts,
     Manifest,
@@ -132,18 +133,24 @@ def _already_published(place: Path, digest: str) -> Manifest:
 
 def _sweep(root: Path) -> None:
     """Remove what killed publishers left. The lock is held, so nobody is at work on it."""
-    for left in root.glob(f"{INCOMING}*"):
+    for left in (*root.glob(f"{INCOMING}*"), *(root / STAMPS).glob(f"{INCOMING}*")):
         if left.is_dir():
             shutil.rmtree(left)
         else:
-            left.unlink()
+            left.unlink(missing_ok=True)
 
 
 def activate(root: Path, version: str, checkpoint: Checkpoint = go_on) -> Pointer:
-    """Make a published release the one that serves, once it is known to be whole. Raises `ReleaseError`."""
+    """Make a published release the one that serves, once it is known to be whole. Raises `ReleaseError`.
+
+    A pointer that cannot be read is replaced, and what served before is forgotten with it.
+    """
     named = _servable(root, version)
     with _locked(root):
-        now = read_pointer(root)
+        try:
+            now = read_pointer(root)
+        except ReleaseError:
+            now = None
         if now is not None and now.active == named:
             return now
         before = (*now.before, now.active)[-REMEMBERED:] if now else ()
@@ -159,6 +166,8 @@ def rollback(root: Path, checkpoint: Checkpoint = go_on) -> Pointer:
     if now is None or not now.before:
         raise ReleaseError("no release served before the present one: nothing to go back to")
     named = _servable(root, now.before[-1].version)
+    if named != now.before[-1]:
+        raise ReleaseError(f"{named.version} is not what served before: its manifest has changed")
     with _locked(root):
         if read_pointer(root) != now:
             raise ReleaseError("another release was activated meanwhile: list the releases and try again")

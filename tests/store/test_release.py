@@ -268,6 +268,22 @@ def test_a_pointer_that_cannot_be_read_is_an_error_not_an_absence(root):
     (root / POINTER).write_bytes(b"{")
     with pytest.raises(ReleaseError, match="activate a release again"):
         read_pointer(root)
+    activate(root, "v2")
+    assert served(root) == "v2"
+
+
+def test_no_rollback_to_what_is_not_what_served(root):
+    activate(root, "v2")
+    edit(root / "v1" / MANIFEST, lambda m: m.update(source="other"))
+    with pytest.raises(ReleaseError, match="has changed"):
+        rollback(root)
+    assert served(root) == "v2"
+
+
+def test_what_a_killed_replica_left_is_swept(tmp_path, root):
+    (root / STAMPS / ".incoming-x").write_bytes(b"")
+    publish(root, built(tmp_path, "v3"))
+    assert sorted(p.name for p in (root / STAMPS).iterdir()) == ["v1.json", "v2.json", "v3.json"]
 
 
 def test_the_list_shows_what_is_wrong(root):
