@@ -16,9 +16,19 @@ from scripts.failure import UsageFault
 FILE = "antiphon.toml"
 PREFIX = "ANTIPHON_"
 NOT_SETTINGS = frozenset(
-    {"ANTIPHON_MODELS", "ANTIPHON_MODEL_FILE", "ANTIPHON_LLAMA_SERVER", "ANTIPHON_CACHE", "ANTIPHON_CHAOS"}
+    PREFIX + name
+    for name in (
+        "MODELS",
+        "CACHE",
+        "ISA",
+        "CHAOS",
+        "KERNELS_ON",
+        "LLAMA_SERVER",
+        "BENCH_ENTRIES",
+        "BENCH_LARGE",
+    )
 )
-"""Variables that other parts read: where model files are kept, what tests and benchmarks use."""
+"""Variables that other parts read: where models and caches are kept, which kernels to use, what benchmarks and chaos need."""
 
 
 def _positive(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:

@@ -36,16 +36,12 @@ def check_turns(turns: Iterable[Evidence], golden: Mapping[int, str]) -> list[Vi
 
 def check_canaries(turns: Sequence[Evidence], owners: int) -> list[Violation]:
     """D: no owner's canary appears in another's text."""
-    broken = []
-    for turn in turns:
-        for owner in range(owners):
-            if owner != turn.owner and f"canary-{owner}-" in " ".join(turn.attempts).lower():
-                broken.append(
-                    Violation(
-                        "D", f"turn {turn.response_id} of owner {turn.owner} holds a canary of owner {owner}"
-                    )
-                )
-    return broken
+    return [
+        Violation("D", f"turn {turn.response_id} of owner {turn.owner} holds a canary of owner {owner}")
+        for turn in turns
+        for owner in range(owners)
+        if owner != turn.owner and f"canary-{owner}-" in " ".join(turn.attempts).lower()
+    ]
 
 
 def check_books(turns: Iterable[Evidence], charged: Mapping[str, tuple[int, int]]) -> list[Violation]:
