@@ -30,6 +30,7 @@ from supervision.spec import SupervisorSpec
 from supervision.supervisor import StateInUse, StateUnusable, supervise
 
 QUESTION = "What is the capital of France?"
+FIRST_KEY = "first key"
 BACKLOG = 1024
 TCP_USER_TIMEOUT_MS = 30_000
 """A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
@@ -133,35 +134,39 @@ def _listen(config: Config) -> socket.socket:
 
 
 def _credentials(state: Path, listener: socket.socket) -> tuple[Credentials, bool]:
-    """Return the key and address to greet with, and whether the key was made just now."""
+    """Return the key and address to greet with, and whether the key was made just now.
+
+    One is made while the installation has none that anybody was shown: a start that was cut short does not
+    leave it without. Who has made keys of their own and removed the file gets no other.
+    """
     host, port = listener.getsockname()[:2]
     base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     accounts = Accounts(state / "accounts.sqlite")
     try:
-        if not accounts.list():
-            _key, secret = accounts.create_key("default", "first key")
-            made = Credentials(base_url, secret)
-            credentials.write(state, made)
-            return made, True
-        try:
-            kept = Credentials(base_url, credentials.read(state).api_key)
-        except UsageFault:
+        kept = credentials.read(state).api_key if credentials.path_of(state).exists() else ""
+        if kept and accounts.verify(kept):
+            return Credentials(base_url, kept), False
+        if any(key.name != FIRST_KEY for key in accounts.list()):
             return Credentials(base_url, ""), False
-        credentials.write(state, kept)
-        return kept, False
+        return Credentials(base_url, accounts.create_key("default", FIRST_KEY)[1]), True
     finally:
         accounts.close()
 
 
 def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) -> None:
-    """Say where it serves. The key is shown once, by the start that made it; later starts name the file."""
+    """Say where it serves, there and in the state directory, which is ours by now.
+
+    The key is shown once, by the start that made it; later starts name the file.
+    """
     kept = credentials.path_of(state)
+    if found.api_key:
+        credentials.write(state, found)
     print(f"Antiphon serves {model.name} at {found.base_url}")
     if first:
         print(f"Your key, shown this once (it is also in {kept}):\n\n{found.lines()}")
         key, source = found.api_key, ""
     else:
-        print(f"The key is in {kept}.\n")
+        print(f"The key is in {kept}.\n" if found.api_key else "The keys: antiphon keys list\n")
         key, source = "$OPENAI_API_KEY", f". {kept}; "
     body = json.dumps(
         {"model": "default", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}

@@ -69,7 +69,7 @@ class Served:
             try:
                 if condition():
                     return time.monotonic() - began
-            except (httpx.HTTPError, NotRunning, OSError):
+            except (httpx.HTTPError, openai.OpenAIError, NotRunning, OSError):
                 pass
             time.sleep(0.02)
         raise AssertionError(f"waited {PATIENCE:.0f} s for: {what}\n{self.output()[-4000:]}")
