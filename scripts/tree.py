@@ -14,6 +14,8 @@ ALIAS = "default"
 """Always names the main model."""
 LOADING = 600.0
 """Seconds a batcher may take to load a model (and, the very first time, to compile its kernels)."""
+LONGEST_STEP = 30.0
+"""Seconds: a batcher that has work and finished no step for this long is stuck. A slow processor's prefill is not."""
 ENDING = 5.0
 """Seconds an edge has beyond its drain to end what is still open."""
 DEFAULT_PRICES: tuple[dict[str, Any], ...] = (
@@ -83,7 +85,9 @@ def _engines(config: Config, model: ServedModel) -> SupervisorSpec:
         "kv_bytes": config.kv_mib << 20,
         "max_batch": config.max_batch,
     }
-    batcher = ChildSpec("batcher.0", "actors.batcher:Batcher", settings, ready_within=LOADING)
+    batcher = ChildSpec(
+        "batcher.0", "actors.batcher:Batcher", settings, ready_within=LOADING, watchdog=LONGEST_STEP
+    )
     return SupervisorSpec("engines", "one_for_one", (batcher,))
 
 
