@@ -1,5 +1,7 @@
-"""What a request must satisfy before the engine takes it. The edge checks first; the engine trusts no
-index."""
+"""What a request must satisfy before the engine takes it.
+
+The edge checks first; the engine trusts no index.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class _Row:
 
 
 class BatchBuilder:
-    """Keeps block tables and sampling parameters in arrays by slot, so that a step copies only what
-    changed."""
+    """Keeps block tables and sampling parameters in arrays by slot: a step copies only what changed."""
 
     def __init__(self, max_batch: int, max_blocks: int, eos_ids: tuple[int, ...]) -> None:
         self._rows: dict[Sequence, _Row] = {}
@@ -125,8 +124,10 @@ class BatchBuilder:
 
     @staticmethod
     def _penalties(sequence: Sequence, row: _Row) -> dict[int, int]:
-        """Token → times in the reply. Tokens only in the prompt count 0: repetition looks at them, the
-        others do not."""
+        """Token → times in the reply.
+
+        Tokens only in the prompt count 0: repetition looks at them, the others do not.
+        """
         counts, tokens = row.counts, sequence.tokens
         if counts is None:
             return {}
@@ -140,8 +141,7 @@ class BatchBuilder:
         return counts
 
     def _biases(self, sequence: Sequence, row: _Row) -> dict[int, float]:
-        """The request's own, and what may not come yet because of `min_tokens` or never because of
-        `ignore_eos`."""
+        """The request's own, and what may not come yet, or never: `min_tokens`, `ignore_eos`."""
         params = sequence.request.params
         if sequence.position >= params.min_tokens:
             return row.bias

@@ -92,8 +92,10 @@ class BlockPool:
             self._digest[block] = digest
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give back one use of each. Deeper blocks become idle first, so that a prefix is evicted from its
-        end."""
+        """Give back one use of each.
+
+        Deeper blocks become idle first, so that a prefix is evicted from its end.
+        """
         for block in reversed(list(blocks)):
             self._users[block] -= 1
             if self._users[block]:

@@ -10,11 +10,11 @@ from gpu.admission import check_request
 from gpu.batch import BatchBuilder
 from gpu.blocks import BLOCK_SIZE, BlockPool
 from gpu.errors import BadRequest, EngineFull, ModelError
+from gpu.governor import ChunkGovernor
 from gpu.kernels import StepResult
 from gpu.kernels.host import HostKernels
 from gpu.llama import Llama
 from gpu.memory import available_bytes
-from gpu.model_card import read_model_card
 from gpu.scheduler import Piece, Plan, Scheduler
 from gpu.sequence import Request, Sequence, SequenceOutput, StepOutput, StepStats, TokenLogprob
 from gpu.weights import open_weights
@@ -49,6 +49,7 @@ class Engine:
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(self.pool, max_batch, token_budget, max_waiting)
         self._builder = BatchBuilder(max_batch, -(-self.context_length // BLOCK_SIZE), eos_ids)
+        self._governor = ChunkGovernor(token_budget)
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[SequenceOutput] = []
 
@@ -70,8 +71,7 @@ class Engine:
         with
         (bytes loaded, bytes in all).
         """
-        card = read_model_card(path)
-        source = open_weights(path)
+        card, source = open_weights(path)
         kernels = HostKernels(
             source,
             Path(path),
@@ -129,9 +129,9 @@ class Engine:
         return True
 
     def step(self) -> StepOutput:
-        """Run one iteration: one more token for each decoding sequence, and a chunk of the prompts beside
-        them."""
+        """Run one iteration: a token for each decoding sequence, a chunk of the prompts beside them."""
         began = time.perf_counter()
+        self.scheduler.chunk_beside_decode = self._governor.chunk
         plan = self.scheduler.plan()
         self._forget_preempted(plan)
         result = self.model.step(self._builder.build(plan.pieces)) if plan.pieces else None
@@ -206,11 +206,12 @@ class Engine:
     def _stats(self, plan: Plan, result: StepResult | None, seconds: float) -> StepStats:
         forward = result.forward_seconds if result else 0.0
         sampling = result.sampling_seconds if result else 0.0
-        decoded = sum(piece.is_last for piece in plan.pieces)
+        decoded = sum(piece.count == 1 for piece in plan.pieces)
+        prefilled = sum(piece.count for piece in plan.pieces) - decoded
+        self._governor.note(decoded, prefilled, forward)
         return StepStats(
             batch=len(plan.pieces),
-            prefilled=sum(piece.count for piece in plan.pieces)
-            - sum(piece.count == 1 for piece in plan.pieces),
+            prefilled=prefilled,
             decoded=decoded,
             waiting=len(self.scheduler.waiting),
             blocks_used=self.pool.in_use,

@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def available_bytes() -> int:
-    """What can be had without swapping; the control group's limit counts. Falls back to half the physical
-    memory."""
+    """What can be had without swapping; the control group's limit counts.
+
+    Falls back to half the physical memory.
+    """
     limits = [limit for limit in (_meminfo(), _cgroup()) if limit is not None]
     if limits:
         return max(0, min(limits))

@@ -34,10 +34,10 @@ def read_model_card(path: str | Path) -> ModelCard:
     """Read the card of a GGUF file or of a safetensors directory. Raises `ModelError`."""
     path = Path(path)
     if path.is_dir():
-        return _card_of_directory(path)
+        return card_of_directory(path)
     file = open_gguf(path)
     try:
-        return _card_of_gguf(file)
+        return card_of_gguf(file)
     finally:
         file.close()
 
@@ -53,7 +53,8 @@ def gguf_eos_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def _card_of_gguf(file: GGUFFile) -> ModelCard:
+def card_of_gguf(file: GGUFFile) -> ModelCard:
+    """The card of an already opened GGUF file. Raises `ModelError` naming what is not supported."""
     vocab = len(file.metadata.get("tokenizer.ggml.tokens", []))
     config = config_from_gguf(file.metadata, set(file.tensors), vocab)
     sizes: dict[str, int] = {}
@@ -119,7 +120,8 @@ def shard_paths(path: Path) -> list[Path]:
     return shards
 
 
-def _card_of_directory(path: Path) -> ModelCard:
+def card_of_directory(path: Path) -> ModelCard:
+    """The card of a directory of safetensors. Raises `ModelError` naming what is not supported."""
     raw = hf_config(path)
     config = config_from_hf(raw)
     counts: dict[str, int] = {}

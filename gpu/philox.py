@@ -1,5 +1,6 @@
-"""Philox 4x32-10, the counter-based generator every sampler uses: no state, so a reply can be taken up
-anywhere.
+"""Philox 4x32-10, the counter-based generator every sampler uses.
+
+It has no state, so a reply can be taken up anywhere.
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -81,7 +81,7 @@ def _q4_1(blocks: Bytes) -> Quantized:
 def _q8_0(blocks: Bytes) -> Quantized:
     scale = _half(blocks, 0)
     # Adding 128 to a signed byte is flipping its top bit.
-    q = (blocks[..., 2:] ^ 128).reshape(len(blocks), -1)
+    q = (blocks[..., 2:] ^ np.uint8(128)).reshape(len(blocks), -1)
     return Quantized(q, scale, -128 * scale, 32, 8, 128)
 
 

@@ -12,8 +12,10 @@ from gpu.model_config import ModelConfig, RopeScaling
 
 
 def rope_frequencies(source: WeightSource) -> NDArray[np.float64]:
-    """Radians per position for each of the head's pairs, (head_dim / 2,). Formula: RoFormer, section
-    3.2.2."""
+    """Radians per position for each of the head's pairs, (head_dim / 2,).
+
+    Formula: RoFormer, section 3.2.2.
+    """
     config: ModelConfig = source.config
     half = config.head_dim // 2
     frequencies = config.rope_base ** (-np.arange(half, dtype=np.float64) / half)

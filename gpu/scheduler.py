@@ -120,8 +120,7 @@ class Scheduler:
         return count
 
     def _preempt(self, plan: Plan, victim: Sequence) -> None:
-        """Back into the queue at its old rank; its KV is computed again, unless the prefix cache still has
-        it."""
+        """Back into the queue at its old rank; what the prefix cache loses is computed again."""
         plan.pieces = [piece for piece in plan.pieces if piece.sequence is not victim]
         plan.preempted += 1
         self.running.remove(victim)
@@ -134,8 +133,7 @@ class Scheduler:
         sequence.computed = sequence.registered = 0
 
     def _admit(self, plan: Plan) -> bool:
-        """Let the first in the queue run if all its tokens, and the next, find room without preempting
-        anyone."""
+        """Let the first in the queue run, if all its tokens and the next find room."""
         sequence = self.waiting[0]
         # The last token is always computed: its logits are what the next one is sampled from.
         matchable = (len(sequence.tokens) - 1) // BLOCK_SIZE

@@ -76,8 +76,7 @@ class Tokenizer:
         return ids
 
     def disarm(self, text: str, sentinel: str) -> str:
-        """`text` with `sentinel` inside every spelling of a control token, so that none is recognised in
-        it."""
+        """`text` with `sentinel` inside every spelling of a control token: none is recognised then."""
         for spelling in self._control_spellings:
             if spelling in text:
                 text = text.replace(spelling, spelling[0] + sentinel + spelling[1:])
@@ -139,8 +138,10 @@ def unused_noncharacter(texts: Iterable[str]) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file or of a model directory. An unknown kind is refused by name:
-    `ModelError`."""
+    """The tokenizer of a GGUF file or of a model directory.
+
+    An unknown kind is refused by name: `ModelError`.
+    """
     path = Path(path)
     if path.is_dir():
         return _from_directory(path)

@@ -1,5 +1,4 @@
-"""Vocabularies as files give them, made into one form: a merge model, each id's bytes, and the added
-tokens."""
+"""Vocabularies as files give them, in one form: a merge model, ids' bytes, added tokens."""
 
 from __future__ import annotations
 
@@ -109,8 +108,10 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str], kinds: list[int]
 
 
 def vocabulary_from_json(description: dict[str, Any], size: int) -> Vocabulary:
-    """Build from a `tokenizer.json`; `size` pads the ids to the model's. Other than BPE is refused:
-    `ModelError`."""
+    """Build from a `tokenizer.json`; `size` pads the ids to the model's.
+
+    Other than BPE is refused: `ModelError`.
+    """
     kind = description.get("model", {}).get("type")
     if kind != "BPE":
         raise ModelError(f"tokenizer {kind!r} is not supported; supported: 'BPE'")

@@ -11,10 +11,17 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from gpu.errors import ModelError
-from gpu.gguf_file import BLOCK_SHAPES, GGUFFile, open_gguf
+from gpu.gguf_file import GGUFFile, open_gguf
 from gpu.kernels import WeightSource
-from gpu.model_card import hf_config, safetensors_header, shard_paths
-from gpu.model_config import ModelConfig, config_from_gguf, config_from_hf
+from gpu.model_card import (
+    ModelCard,
+    card_of_directory,
+    card_of_gguf,
+    hf_config,
+    safetensors_header,
+    shard_paths,
+)
+from gpu.model_config import ModelConfig, config_from_hf
 from gpu.quants import dequantize
 
 Bytes = NDArray[np.uint8]
@@ -39,10 +46,16 @@ _HF_PARTS = {
 }
 
 
-def open_weights(path: str | Path) -> WeightSource:
-    """Map a model's weights; nothing is read yet. Raises `ModelError` naming what is not supported."""
+def open_weights(path: str | Path) -> tuple[ModelCard, WeightSource]:
+    """A model's card and its mapped weights, of which none are read yet.
+
+    Raises `ModelError` naming what is not supported.
+    """
     path = Path(path)
-    return SafetensorsSource.open(path) if path.is_dir() else GGUFSource(open_gguf(path))
+    if path.is_dir():
+        return card_of_directory(path), SafetensorsSource.open(path)
+    file = open_gguf(path)
+    return card_of_gguf(file), GGUFSource(file)
 
 
 class GGUFSource:
@@ -50,14 +63,7 @@ class GGUFSource:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        vocab = len(file.metadata.get("tokenizer.ggml.tokens", []))
-        self.config: ModelConfig = config_from_gguf(file.metadata, set(file.tensors), vocab)
-        for entry in file.tensors.values():
-            if entry.type not in BLOCK_SHAPES:
-                raise ModelError(
-                    f"tensor {entry.name!r} has type {entry.type}, which is not supported; "
-                    f"supported: {', '.join(BLOCK_SHAPES)}"
-                )
+        self.config: ModelConfig = card_of_gguf(file).config
 
     def has(self, name: str) -> bool:
         """Whether the file has this tensor."""

@@ -144,13 +144,11 @@ class Kernels(Protocol):
         layer: int,
         out: Buffer,
     ) -> None:
-        """Queries, keys and values; norms per head; rotation by position; keys and values go to the layer's
-        cache."""
+        """Queries, keys and values, normed and turned; keys and values go to the layer's cache."""
         ...
 
     def attention(self, queries: Buffer, layer: int, out: Buffer) -> None:
-        """Causal attention of each row over its sequence's blocks, query heads sharing key heads in
-        groups."""
+        """Causal attention of each row over its sequence's blocks; query heads share key heads."""
         ...
 
     def linear(self, x: Buffer, weight: Matrix, out: Buffer) -> None:

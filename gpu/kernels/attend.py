@@ -1,9 +1,13 @@
 """Causal attention over paged keys and values, sixty-four tokens at a time, with a running softmax.
 
-A block's keys lie transposed, [head_dim][16 tokens], and its values plain, [16 tokens][head_dim]: so scores and sums are
-both products of a few queries with rows of 16, every key and value is widened once for all queries that share it, and
-no sum runs across a vector. Steps begin at multiples of 64 tokens of the sequence, whatever the query: a row's result
-does not depend on the rows beside it. Formula: Milakov and Gimelshein, "Online normalizer calculation for softmax".
+A block's keys lie transposed, [head_dim][16 tokens], and its values plain, [16 tokens][head_dim]: so scores
+and sums are
+both products of a few queries with rows of 16, every key and value is widened once for all queries that
+share it, and
+no sum runs across a vector. Steps begin at multiples of 64 tokens of the sequence, whatever the query: a
+row's result
+does not depend on the rows beside it. Formula: Milakov and Gimelshein, "Online normalizer calculation for
+softmax".
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from gpu.kernels.tiles import META_AT, Q_AT
 STEP = 64
 """Tokens between two looks at the running maximum."""
 QUERIES = 24
-"""Queries, of all heads of a group, that share a pass over keys and values; what the first-level cache holds."""
+"""Queries, of all heads of a group, that share a pass over keys and values; what the first-level cache
+holds."""
 _TILES = (6, 3, 2, 1)
 """Queries whose sums are held in registers at once."""
 _HALF_BYTES = simd.HALF_BYTES
@@ -36,14 +41,26 @@ def _widened(b: ir.IRBuilder, address: Value, offset: Value | int) -> Value:
 def _outer(b: ir.IRBuilder, fresh: bool, *args: Value) -> None:
     """sums[i][0:16] (+)= Σ_j factors[i][j] · matrix[j][0:16], j below count, in order."""
     sums, sums_stride, factors, factors_stride, matrix, matrix_stride, count, queries = args
-    done = simd.cgutils.alloca_once_value(b, constant(I64, 0))
+    done = simd.cell(b, constant(I64, 0))
     for tile in _TILES:
         left = b.sub(queries, b.load(done))
         passes = b.sdiv(left, constant(I64, tile))
         start = b.load(done)
         with loop(b, passes) as index:
             first = b.add(start, b.mul(index, constant(I64, tile)))
-            _outer_tile(b, tile, fresh, first, sums, sums_stride, factors, factors_stride, matrix, matrix_stride, count)
+            _outer_tile(
+                b,
+                tile,
+                fresh,
+                first,
+                sums,
+                sums_stride,
+                factors,
+                factors_stride,
+                matrix,
+                matrix_stride,
+                count,
+            )
         b.store(b.add(start, b.mul(passes, constant(I64, tile))), done)
 
 
@@ -54,21 +71,14 @@ def _outer_tile(b: ir.IRBuilder, tile: int, fresh: bool, first: Value, *args: Va
     sources = [b.add(factors, b.mul(row, factors_stride)) for row in rows]
     zero = constant(V8, 0.0)
     cells = [
-        [simd.cgutils.alloca_once_value(b, zero if fresh else load(b, target, 32 * part, V8)) for part in range(2)]
+        [simd.cell(b, zero if fresh else load(b, target, 32 * part, V8)) for part in range(2)]
         for target in targets
     ]
-    if not fresh:
-        # alloca_once_value stores where the function begins; the sums must be read here.
-        for target, pair in zip(targets, cells, strict=True):
-            for part in range(2):
-                b.store(load(b, target, 32 * part, V8), pair[part])
-    else:
-        for pair in cells:
-            for part in range(2):
-                b.store(zero, pair[part])
     with loop(b, count) as j:
         row = b.mul(j, matrix_stride)
-        columns = [_widened(b, matrix, b.add(row, constant(I64, 8 * part * _HALF_BYTES))) for part in range(2)]
+        columns = [
+            _widened(b, matrix, b.add(row, constant(I64, 8 * part * _HALF_BYTES))) for part in range(2)
+        ]
         at = b.mul(j, constant(I64, 4))
         for source, pair in zip(sources, cells, strict=True):
             factor = splat(b, load(b, source, at, F32), 8)
@@ -81,27 +91,29 @@ def _outer_tile(b: ir.IRBuilder, tile: int, fresh: bool, first: Value, *args: Va
 
 @emitter("iiiiiiii")
 def outer_set(b: ir.IRBuilder, *args: Value) -> None:
-    """sums = factors · matrix."""
+    """Sums = factors · matrix."""
     _outer(b, True, *args)
 
 
 @emitter("iiiiiiii")
 def outer_add(b: ir.IRBuilder, *args: Value) -> None:
-    """sums += factors · matrix."""
+    """Sums += factors · matrix."""
     _outer(b, False, *args)
 
 
 @emitter("iiiiii")
-def _soften(b: ir.IRBuilder, scores: Value, columns: Value, valid: Value, state: Value, sums: Value, width: Value) -> None:
-    """One query's step: scores (in powers of two) become weights, those from `valid` on 0; `sums` are rescaled.
+def _soften(
+    b: ir.IRBuilder, scores: Value, columns: Value, valid: Value, state: Value, sums: Value, width: Value
+) -> None:
+    """One query's step: scores become weights, those from `valid` on 0; `sums` are rescaled.
 
-    `state` holds the running maximum and the running total.
+    Scores are in powers of two. `state` holds the running maximum and the running total.
     """
     size = b.mul(columns, constant(I64, 4))
     ramp = ir.Constant(vector(I32, 8), list(range(8)))
     limit = splat(b, b.trunc(valid, I32), 8)
     old = load(b, state, 0, F32)
-    top = simd.cgutils.alloca_once(b, V8)
+    top = simd.cell(b, constant(V8, 0.0))
     b.store(splat(b, old, 8), top)
     with loop(b, size, 32) as at:
         lane = b.add(ramp, splat(b, b.trunc(b.sdiv(at, constant(I64, 4)), I32), 8))
@@ -111,7 +123,7 @@ def _soften(b: ir.IRBuilder, scores: Value, columns: Value, valid: Value, state:
         b.store(simd.maximum(b, value, b.load(top)), top)
     new = simd.fold(b, b.load(top), simd.maximum)
     highest = splat(b, new, 8)
-    total = simd.cgutils.alloca_once(b, V8)
+    total = simd.cell(b, constant(V8, 0.0))
     b.store(constant(V8, 0.0), total)
     with loop(b, size, 32) as at:
         lane = b.add(ramp, splat(b, b.trunc(b.sdiv(at, constant(I64, 4)), I32), 8))
@@ -139,7 +151,7 @@ def _begin(b: ir.IRBuilder, state: Value, sums: Value, width: Value) -> None:
 
 @emitter("iiii")
 def _finish(b: ir.IRBuilder, sums: Value, state: Value, target: Value, width: Value) -> None:
-    """target = sums / total."""
+    """Write sums / total to the target."""
     scale = splat(b, b.fdiv(constant(F32, 1.0), load(b, state, 4, F32)), 8)
     with loop(b, b.mul(width, constant(I64, 4)), 32) as at:
         store(b, b.fmul(load(b, sums, at, V8), scale), target, at)
@@ -148,7 +160,8 @@ def _finish(b: ir.IRBuilder, sums: Value, state: Value, target: Value, width: Va
 def attention(args: int, chunk: int, thread: int) -> None:
     """One tile of a sequence's rows, for one key head and the query heads that share it.
 
-    Arguments: header, queries, their stride, cache of the layer, kv heads, group, head_dim, out, its stride, width.
+    Arguments: header, queries, their stride, cache of the layer, kv heads, group, head_dim, out, its stride,
+    width.
     """
     header = get_i64(args)
     queries, queries_stride, layer = get_i64(args + 8), get_i64(args + 16), get_i64(args + 24)
@@ -167,7 +180,9 @@ def attention(args: int, chunk: int, thread: int) -> None:
     state = scores + count * STEP * 4
     head_bytes = head * group * width * 4
     for row in range(rows):
-        copy_floats(queries + (first + row) * queries_stride + head_bytes, q + row * group * width * 4, group * width)
+        copy_floats(
+            queries + (first + row) * queries_stride + head_bytes, q + row * group * width * 4, group * width
+        )
     for i in range(count):
         _begin(state + 8 * i, sums + i * width * 4, width)
 
@@ -211,5 +226,3 @@ def scratch_bytes(group: int, width: int) -> int:
     """Of one thread."""
     count = max(QUERIES, group)
     return count * (2 * width + STEP + 2) * 4
-
-

@@ -83,7 +83,7 @@ def usable_cores() -> int:
 
 
 def default_threads(cores: int) -> int:
-    """All of a small machine, whose other processes are short sleepers; on a larger one, one core stays free."""
+    """All of a small machine, whose others sleep mostly; of a larger one, all but one."""
     return cores if cores <= 4 else cores - 1
 
 

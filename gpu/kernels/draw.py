@@ -1,7 +1,9 @@
 """Choosing a token from a row of logits: bias, penalties, temperature, cuts, and the seeded draw.
 
-The draw walks through the kept tokens in order of their ids, until their weights exceed the uniform number's share:
-a function of (logits, parameters, seed, position) alone. `tests/gpu/reference_sampling.py` says the same plainly.
+The draw walks through the kept tokens in order of their ids, until their weights exceed the uniform number's
+share:
+a function of (logits, parameters, seed, position) alone. `tests/gpu/reference_sampling.py` says the same
+plainly.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def _put_i32(b: ir.IRBuilder, address: Value, value: Value) -> None:
 @emitter("ii", "float32")
 def _largest(b: ir.IRBuilder, x: Value, count: Value) -> Value:
     """Of `count` fp32, a multiple of 8, at least 8."""
-    top = simd.cgutils.alloca_once(b, V8)
+    top = simd.cell(b, constant(V8, 0.0))
     b.store(load(b, x, 0, V8), top)
     with loop(b, b.mul(count, constant(I64, 4)), 32) as at:
         b.store(simd.maximum(b, load(b, x, at, V8), b.load(top)), top)
@@ -45,7 +47,7 @@ def _largest(b: ir.IRBuilder, x: Value, count: Value) -> Value:
 @emitter("ii", "float32")
 def _spoiled(b: ir.IRBuilder, x: Value, count: Value) -> Value:
     """0 if all are finite, else not a number."""
-    total = simd.cgutils.alloca_once(b, V8)
+    total = simd.cell(b, constant(V8, 0.0))
     b.store(constant(V8, 0.0), total)
     with loop(b, b.mul(count, constant(I64, 4)), 32) as at:
         b.store(b.fadd(b.fmul(load(b, x, at, V8), constant(V8, 0.0)), b.load(total)), total)
@@ -54,8 +56,8 @@ def _spoiled(b: ir.IRBuilder, x: Value, count: Value) -> Value:
 
 @emitter("iiiff", "float32")
 def _weigh(b: ir.IRBuilder, x: Value, target: Value, count: Value, peak: Value, factor: Value) -> Value:
-    """target = 2**((x - peak) · factor); returns their sum. `count` is a multiple of 8."""
-    total = simd.cgutils.alloca_once(b, V8)
+    """Write 2**((x - peak) · factor) to the target; returns their sum. `count` is a multiple of 8."""
+    total = simd.cell(b, constant(V8, 0.0))
     b.store(constant(V8, 0.0), total)
     high, steep = splat(b, peak, 8), splat(b, factor, 8)
     with loop(b, b.mul(count, constant(I64, 4)), 32) as at:
@@ -124,7 +126,10 @@ def _adjust(header, i, x, saved):  # type: ignore[no-untyped-def]  # noqa: ANN00
         kept += 1
         put_f32(place, max(_FORBIDDEN, get_f32(place) + get_f32(word(header, h.BIAS_VALUES) + 4 * j)))
     repetition = get_f32(word(header, h.REPETITION) + 4 * i)
-    presence, frequency = get_f32(word(header, h.PRESENCE) + 4 * i), get_f32(word(header, h.FREQUENCY) + 4 * i)
+    presence, frequency = (
+        get_f32(word(header, h.PRESENCE) + 4 * i),
+        get_f32(word(header, h.FREQUENCY) + 4 * i),
+    )
     starts, tokens = word(header, h.PENALTY_STARTS), word(header, h.PENALTY_TOKENS)
     for j in range(get_i32(starts + 4 * i), get_i32(starts + 4 * i + 4)):
         place = x + 4 * get_i32(tokens + 4 * j)
@@ -192,39 +197,36 @@ def _collect(weights, vocab, least, heap):  # type: ignore[no-untyped-def]  # no
 
 
 @inner
+def _heavy(weights, vocab, total, top_k, top_p, min_p, heap):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Collect enough tokens for the cuts, the heavy ones alone if they suffice: nearly always they do."""
+    floor = np.float32(2.0**-6)
+    while True:
+        count, mass = _collect(weights, vocab, max(floor, min_p), heap)
+        if floor == 0 or floor <= min_p or (count >= top_k if top_k else mass >= top_p * total):
+            return count
+        floor = np.float32(floor * floor) if floor > 1e-12 else np.float32(0)
+
+
+@inner
 def _cut(weights, vocab, total, top_k, top_p, min_p, heap):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """The lightest token that top_k, top_p and min_p keep, as (weight, id), and the sum of all that are kept.
 
-    Looks first among the heavy tokens only: nearly always they are enough.
+    First top_k and min_p; top_p's share is of what those leave.
     """
     if min_p > 0:
         _, total = _collect(weights, vocab, min_p, heap)
-    floor = np.float32(2.0**-6)
-    while True:
-        least = max(floor, min_p)
-        count, mass = _collect(weights, vocab, least, heap)
-        if floor == 0 or floor <= min_p or (count >= top_k if top_k else mass >= top_p * total):
-            break
-        floor = np.float32(floor * floor) if floor > 1e-12 else np.float32(0)
+    count = _heavy(weights, vocab, total, top_k, top_p, min_p, heap)
     for at in range(count // 2 - 1, -1, -1):
         _sift(weights, heap, count, at)
-    if top_k and top_k < count:
-        # The share of top_p is of what top_k leaves: take that first. What leaves the heap goes behind it.
-        for left in range(count, count - top_k, -1):
-            _pop(weights, heap, left)
+    last = max(0, count - top_k) if top_k else 0
+    for left in range(count, last, -1):
+        _pop(weights, heap, left)
+    if top_k:
         total = 0.0
-        for at in range(count - 1, count - top_k - 1, -1):
+        for at in range(count - 1, last - 1, -1):
             total += get_f32(weights + 4 * get_i32(heap + 4 * at))
-        first, last = count - 1, count - top_k
-    else:
-        for left in range(count, 1, -1):
-            _pop(weights, heap, left)
-        first, last = count - 1, 0
-        if top_k:
-            total = mass
-    kept = 0.0
-    token = get_i32(heap + 4 * first)
-    for at in range(first, last - 1, -1):
+    kept, token = 0.0, get_i32(heap + 4 * count - 4)
+    for at in range(count - 1, last - 1, -1):
         token = get_i32(heap + 4 * at)
         kept += get_f32(weights + 4 * token)
         if kept >= top_p * total:
@@ -243,7 +245,10 @@ def _pop(weights, heap, count):  # type: ignore[no-untyped-def]  # noqa: ANN001,
 
 @inner
 def _walk(weights, vocab, target, cut_weight, cut_token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """The token at which the kept weights, added up in order of id, exceed `target`; the last kept at the latest."""
+    """The token at which the kept weights, added up by id, exceed `target`.
+
+    The last kept one at the latest.
+    """
     passed, last = 0.0, cut_token
     for at in range(0, vocab, 16):
         if _largest(weights + 4 * at, 16) < cut_weight:
@@ -304,8 +309,10 @@ def _pick(header, i, x, vocab, padded, weights, heap):  # type: ignore[no-untype
 
 
 def draw(args: int, chunk: int, thread: int) -> None:
-    """One sample. Arguments: header, logits, their stride, vocabulary, the same padded, scratch of a thread, its bytes,
-    then where tokens, logprobs, likeliest tokens and their logprobs go.
+    """One sample.
+
+    Arguments: header, logits, stride, vocabulary, the same padded, scratch of a thread, its bytes, then where
+    tokens, logprobs, likeliest tokens and their logprobs go.
     """
     header = get_i64(args)
     x = get_i64(args + 8) + chunk * get_i64(args + 16)

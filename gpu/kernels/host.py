@@ -1,4 +1,4 @@
-"""The contract on a CPU: buffers and arguments at fixed addresses, operations named in a program, threads to run it."""
+"""The contract on a CPU: operations over buffers at fixed addresses, and threads to run them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from gpu.blocks import BLOCK_SIZE
 from gpu.cache import cache_directory
 from gpu.errors import ModelError
-from gpu.kernels import MAX_TOP_LOGPROBS, Batch, SamplingBatch, StepResult, WeightSource, attend, draw, layers, simd
+from gpu.kernels import (
+    MAX_TOP_LOGPROBS,
+    Batch,
+    SamplingBatch,
+    StepResult,
+    WeightSource,
+    attend,
+    draw,
+    layers,
+    simd,
+)
 from gpu.kernels import header as h
 from gpu.kernels.cpu import describe_cpu
 from gpu.kernels.jit import operation
@@ -27,7 +37,8 @@ from gpu.rope import rope_tables
 
 _LOG2_E = 1.4426950408889634
 _CHUNKS_A_THREAD = 8
-"""Pieces a matrix is cut into for each thread: enough that none waits long for another, few enough to hand out."""
+"""Pieces a matrix is cut into for each thread: enough that none waits long for another, few enough to hand
+out."""
 Words = NDArray[np.int64]
 
 
@@ -45,11 +56,13 @@ class HostBuffer:
 
     @property
     def address(self) -> int:
+        """Of the first row."""
         return int(self.data.ctypes.data)
 
     @property
     def stride(self) -> int:
-        return self.data.shape[1]
+        """Bytes from one row to the next."""
+        return int(self.data.shape[1])
 
 
 @frozen
@@ -116,7 +129,10 @@ class HostKernels:
         group = c.heads // c.kv_heads
         wanted = max(attend.scratch_bytes(group, c.head_dim), TOKENS * (128 + 4 * c.head_dim)) + 4096
         self._scratch = np.zeros((self._crew.threads, -(-wanted // 4096) * 4096), np.uint8)
-        self._header[h.SCRATCH], self._header[h.SCRATCH_STRIDE] = self._scratch.ctypes.data, self._scratch.shape[1]
+        self._header[h.SCRATCH], self._header[h.SCRATCH_STRIDE] = (
+            self._scratch.ctypes.data,
+            self._scratch.shape[1],
+        )
 
     def _make_results(self) -> None:
         n, vocab = self.max_samples, self.config.vocab_size
@@ -156,7 +172,9 @@ class HostKernels:
         packed = self._tiles.index[name]
         return packed, [tile_address(packed.kind), self._tiles.address + packed.start, packed.tile_bytes]
 
-    def _add(self, function: Callable[[int, int, int], None], unit: int, chunks: int, *arguments: int) -> None:
+    def _add(
+        self, function: Callable[[int, int, int], None], unit: int, chunks: int, *arguments: int
+    ) -> None:
         self._operations.append(_Operation(function, [self._header.ctypes.data, *arguments], unit, chunks))
 
     def embed(self, table: HostMatrix, out: HostBuffer) -> None:
@@ -207,14 +225,23 @@ class HostKernels:
         sizes = (c.kv_heads, c.heads // c.kv_heads, c.head_dim)
         place = (out.address, out.stride, out.width)
         self._add(
-            attend.attention, h.TILES, c.kv_heads, queries.address, queries.stride, self._cache_of(layer), *sizes, *place
+            attend.attention,
+            h.TILES,
+            c.kv_heads,
+            queries.address,
+            queries.stride,
+            self._cache_of(layer),
+            *sizes,
+            *place,
         )
 
     def linear(self, x: HostBuffer, weight: HostMatrix, out: HostBuffer) -> None:
         """See the contract."""
         self._product(x, weight, h.ROWS, h.ONCE, out.address, out.stride)
 
-    def _product(self, x: HostBuffer, weight: HostMatrix, rows: int, unit: int, out: int, out_stride: int) -> None:
+    def _product(
+        self, x: HostBuffer, weight: HostMatrix, rows: int, unit: int, out: int, out_stride: int
+    ) -> None:
         packed, part = self._part(weight.names[0])
         many = self._in_a_chunk(packed.tiles)
         words = (rows, x.address, x.stride, x.width, out, out_stride, many, packed.tiles, *part)
@@ -299,9 +326,12 @@ class HostKernels:
 
     def _note(self, batch: Batch) -> list[Any]:
         """Write the header; what it points to must live as long as the step."""
-        tiles = _attention_tiles(batch.sequences, max(1, attend.QUERIES // (self.config.heads // self.config.kv_heads)))
+        tiles = _attention_tiles(
+            batch.sequences, max(1, attend.QUERIES // (self.config.heads // self.config.kv_heads))
+        )
         words: dict[int, Any] = {
-            h.TOKENS: batch.tokens, h.POSITIONS: batch.positions, h.SLOTS: batch.slots, h.TABLES: batch.tables,
+            h.TOKENS: batch.tokens, h.POSITIONS: batch.positions, h.SLOTS: batch.slots, h.TABLES:
+            batch.tables,
             h.ITEMS: tiles, h.LOGIT_ROWS: batch.logit_rows, **_sampling_words(batch.sampling),
         }  # fmt: skip
         kept = {index: np.ascontiguousarray(array) for index, array in words.items()}
@@ -311,7 +341,11 @@ class HostKernels:
         self._header[h.ROWS], self._header[h.SAMPLES] = rows, samples
         self._header[h.TABLES_STRIDE] = kept[h.TABLES].strides[0]
         self._units[h.ROW_GROUPS] = -(-rows // h.ROWS_IN_GROUP)
-        self._units[h.TILES], self._units[h.DRAWS], self._units[h.ANY_SAMPLE] = len(tiles), samples, min(samples, 1)
+        self._units[h.TILES], self._units[h.DRAWS], self._units[h.ANY_SAMPLE] = (
+            len(tiles),
+            samples,
+            min(samples, 1),
+        )
         return list(kept.values())
 
     def close(self) -> None:
@@ -323,7 +357,9 @@ def _check_shape(source: WeightSource) -> None:
     c = source.config
     if c.head_dim % 32:
         raise ModelError(f"heads of {c.head_dim} are not supported on a CPU: a multiple of 32 is")
-    if c.rope_pairs == "interleaved" and (source.has("blk.0.attn_q.bias") or source.has("blk.0.attn_q_norm.weight")):
+    if c.rope_pairs == "interleaved" and (
+        source.has("blk.0.attn_q.bias") or source.has("blk.0.attn_q_norm.weight")
+    ):
         raise ModelError("interleaved rotation with a bias or a norm on queries is not supported")
 
 
@@ -344,7 +380,8 @@ def _attention_tiles(sequences: NDArray[np.int32], rows: int) -> NDArray[np.int3
 
 def _sampling_words(sampling: SamplingBatch) -> dict[int, Any]:
     return {
-        h.TEMPERATURE: sampling.temperature, h.TOP_P: sampling.top_p, h.MIN_P: sampling.min_p, h.TOP_K: sampling.top_k,
+        h.TEMPERATURE: sampling.temperature, h.TOP_P: sampling.top_p, h.MIN_P: sampling.min_p, h.TOP_K:
+        sampling.top_k,
         h.SEED: sampling.seed, h.POSITION: sampling.position, h.LOGPROBS: sampling.logprobs,
         h.REPETITION: sampling.repetition, h.PRESENCE: sampling.presence, h.FREQUENCY: sampling.frequency,
         h.PENALTY_STARTS: sampling.penalty_starts, h.PENALTY_TOKENS: sampling.penalty_tokens,

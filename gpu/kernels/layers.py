@@ -1,10 +1,23 @@
-"""A decoder layer's operations, each the work of one chunk: see `threads`. Arguments are words at an address."""
+"""A decoder layer's operations, each the work of one chunk: see `threads`.
+
+Arguments are words at an address.
+"""
 
 from __future__ import annotations
 
 from gpu.blocks import BLOCK_SIZE
 from gpu.kernels import simd
-from gpu.kernels.header import LOGIT_ROWS, POSITIONS, ROWS, ROWS_IN_GROUP, SCRATCH, SCRATCH_STRIDE, SLOTS, TOKENS, word
+from gpu.kernels.header import (
+    LOGIT_ROWS,
+    POSITIONS,
+    ROWS,
+    ROWS_IN_GROUP,
+    SCRATCH,
+    SCRATCH_STRIDE,
+    SLOTS,
+    TOKENS,
+    word,
+)
 from gpu.kernels.jit import inner
 from gpu.kernels.rows import (
     add_to,
@@ -39,7 +52,10 @@ _TOKEN_BLOCK = 32
 
 @inner
 def _weight(w, kind, at_block, lane, column):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """One weight of a block. `kind` points at bits, group, offset (or -1), exact scales, bytes of the integers."""
+    """One weight of a block.
+
+    `kind` points at bits, group, offset (or -1), exact scales, bytes of the integers.
+    """
     bits, group, offset = get_i64(kind), get_i64(kind + 8), get_i64(kind + 16)
     exact, size = get_i64(kind + 24), get_i64(kind + 32)
     if bits == 8:
@@ -57,8 +73,9 @@ def _weight(w, kind, at_block, lane, column):  # type: ignore[no-untyped-def]  #
 
 
 def embed(args: int, chunk: int, thread: int) -> None:  # noqa: ARG001
-    """Arguments: header, table, bytes of its tiles, of its blocks, columns, out, its stride, then `_weight`'s kind.
+    """Embeddings of a few rows.
 
+    Arguments: header, table, bytes of its tiles, of its blocks, columns, out, stride, then `_weight`'s kind.
     Floats have 0 bits, their size where the group would be, and 1 for bf16 where the offset would be.
     """
     header = get_i64(args)
@@ -80,13 +97,14 @@ def embed(args: int, chunk: int, thread: int) -> None:  # noqa: ARG001
 
 
 def add_norm(args: int, chunk: int, thread: int) -> None:  # noqa: ARG001
-    """Arguments: header, hidden, its stride, delta or 0, its stride, weight, address of eps, out, its stride, width."""
+    """Arguments: header, hidden, stride, delta or 0, stride, weight, address of eps, out, stride, width."""
     header = get_i64(args)
     hidden, hidden_stride, delta, delta_stride = (
         get_i64(args + 8), get_i64(args + 16), get_i64(args + 24), get_i64(args + 32)
     )  # fmt: skip
     weight, eps, out, out_stride, width = (
-        get_i64(args + 40), get_f32(get_i64(args + 48)), get_i64(args + 56), get_i64(args + 64), get_i64(args + 72)
+        get_i64(args + 40), get_f32(get_i64(args + 48)), get_i64(args + 56), get_i64(args + 64), get_i64(args
+        + 72)
     )  # fmt: skip
     first = chunk * ROWS_IN_GROUP
     for row in range(first, min(first + ROWS_IN_GROUP, word(header, ROWS))):
@@ -98,8 +116,10 @@ def add_norm(args: int, chunk: int, thread: int) -> None:  # noqa: ARG001
 
 
 def linear(args: int, chunk: int, thread: int) -> None:
-    """Arguments: header, which of its words counts the rows, x, its stride, columns, out, its stride, tiles in a
-    chunk, tiles in all, then the tile's function, the weights and bytes of a tile.
+    """A matrix times every row.
+
+    Arguments: header, which of its words counts the rows, x, stride, columns, out, stride, tiles in a chunk,
+    tiles in all, then the tile's function, the weights and bytes of a tile.
     """
     header = get_i64(args)
     rows = word(header, get_i64(args + 8))
@@ -113,19 +133,35 @@ def linear(args: int, chunk: int, thread: int) -> None:
         for tile in range(chunk * many, min(tiles, chunk * many + many)):
             for row in range(begin, end, TOGETHER):
                 count = min(TOGETHER, end - row)
-                run_tile(function, w + tile * tile_bytes, columns // 32, x + row * stride, stride, columns, count, sums)
+                run_tile(
+                    function,
+                    w + tile * tile_bytes,
+                    columns // 32,
+                    x + row * stride,
+                    stride,
+                    columns,
+                    count,
+                    sums,
+                )
                 for i in range(count):
                     copy_floats(sums + 64 * i, out + (row + i) * out_stride + 64 * tile, 16)
 
 
 def swiglu(args: int, chunk: int, thread: int) -> None:
-    """Arguments: header, x, its stride, columns, out, its stride, its width, blocks of 32 in a chunk, then for gate
-    and for up: function, weights, bytes of a tile.
+    """Gate and up, and what comes of them.
+
+    Arguments: header, x, stride, columns, out, stride, its width, blocks of 32 in a chunk, then for gate and
+    for up: function, weights, bytes of a tile.
     """
     header = get_i64(args)
     rows = word(header, ROWS)
     x, stride, columns = get_i64(args + 8), get_i64(args + 16), get_i64(args + 24)
-    out, out_stride, width, many = get_i64(args + 32), get_i64(args + 40), get_i64(args + 48), get_i64(args + 56)
+    out, out_stride, width, many = (
+        get_i64(args + 32),
+        get_i64(args + 40),
+        get_i64(args + 48),
+        get_i64(args + 56),
+    )
     gate, gate_w, gate_bytes = get_i64(args + 64), get_i64(args + 72), get_i64(args + 80)
     up, up_w, up_bytes = get_i64(args + 88), get_i64(args + 96), get_i64(args + 104)
     gates = word(header, SCRATCH) + thread * word(header, SCRATCH_STRIDE)
@@ -144,14 +180,18 @@ def swiglu(args: int, chunk: int, thread: int) -> None:
                         gated(gates + 64 * i, ups + 64 * i, out + (row + i) * out_stride + 64 * tile)
                 for i in range(count):
                     y = out + (row + i) * out_stride
-                    quantize(y + 128 * block, y + Q_AT * width + 64 * block, y + META_AT * width + 16 * block, 1)
+                    quantize(
+                        y + 128 * block, y + Q_AT * width + 64 * block, y + META_AT * width + 16 * block, 1
+                    )
 
 
 def qkv(args: int, chunk: int, thread: int) -> None:
     """One head: of queries, then of keys, then of values.
 
-    Arguments: header, x, its stride, columns, heads, kv heads, head_dim, out, its stride, cache of the layer, cosines,
-    sines, bias or 0, norm of queries or 0, of keys or 0, address of eps, address of the queries' scale, then for
+    Arguments: header, x, its stride, columns, heads, kv heads, head_dim, out, its stride, cache of the
+    layer, cosines,
+    sines, bias or 0, norm of queries or 0, of keys or 0, address of eps, address of the queries' scale, then
+    for
     queries, keys and values: function, weights, bytes of a tile.
     """
     header = get_i64(args)

@@ -1,15 +1,14 @@
-"""Matrices brought into tiles, once per model: kept in a mapped file that every process of a machine shares."""
+"""Matrices brought into tiles, once per model: a mapped file that all processes share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import mmap
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from attrs import asdict, frozen
@@ -88,7 +87,10 @@ def _pack_scales(form: Format, scales: NDArray[np.float32], blocks: int) -> Byte
 
 
 class TileFile:
-    """Every matrix of a model in tiles. Mapped read-only: processes that open the same file share its pages."""
+    """Every matrix of a model in tiles.
+
+    Mapped read-only: processes that open the same file share its pages.
+    """
 
     def __init__(self, data: mmap.mmap, index: dict[str, Packed]) -> None:
         self._data = data
@@ -126,19 +128,23 @@ def load_tiles(
     return found
 
 
-def _make(source: WeightSource, names: list[str], path: Path | None, progress: Callable[[int], None]) -> TileFile:
+def _make(
+    source: WeightSource, names: list[str], path: Path | None, progress: Callable[[int], None]
+) -> TileFile:
     try:
         return _make_named(source, names, path, progress) if path else _make_unnamed(source, names, progress)
     except OSError:
         return _make_unnamed(source, names, progress)
 
 
-def _make_named(source: WeightSource, names: list[str], path: Path, progress: Callable[[int], None]) -> TileFile:
+def _make_named(
+    source: WeightSource, names: list[str], path: Path, progress: Callable[[int], None]
+) -> TileFile:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
         try:
-            _write(file, source, names, progress)  # type: ignore[arg-type]
-            os.replace(file.name, path)
+            _write(file, source, names, progress)
+            Path(file.name).replace(path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
@@ -150,12 +156,12 @@ def _make_named(source: WeightSource, names: list[str], path: Path, progress: Ca
 
 def _make_unnamed(source: WeightSource, names: list[str], progress: Callable[[int], None]) -> TileFile:
     with tempfile.TemporaryFile() as file:
-        index = _write(file, source, names, progress)  # type: ignore[arg-type]
+        index = _write(file, source, names, progress)
         return TileFile(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), index)
 
 
 def _write(
-    file: BinaryIO, source: WeightSource, names: list[str], progress: Callable[[int], None]
+    file: IO[bytes], source: WeightSource, names: list[str], progress: Callable[[int], None]
 ) -> dict[str, Packed]:
     index = {}
     done = 0
@@ -181,9 +187,11 @@ def _in_halves(source: WeightSource, name: str, raw: Bytes) -> Bytes:
     return raw.reshape(-1, source.config.head_dim // 2, 2, raw.nbytes // rows).swapaxes(1, 2).reshape(-1)
 
 
-def _write_tensor(file: BinaryIO, name: str, kind: str, shape: tuple[int, ...], raw: Bytes) -> Packed:
+def _write_tensor(file: IO[bytes], name: str, kind: str, shape: tuple[int, ...], raw: Bytes) -> Packed:
     if len(shape) != 2 or shape[1] % COLUMNS:
-        raise ModelError(f"tensor {name!r} of shape {shape}: rows of a multiple of {COLUMNS} weights are needed")
+        raise ModelError(
+            f"tensor {name!r} of shape {shape}: rows of a multiple of {COLUMNS} weights are needed"
+        )
     rows, columns = shape
     per_row = raw.nbytes // rows
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))

@@ -9,7 +9,22 @@ from llvmlite import ir
 
 from gpu.kernels import simd
 from gpu.kernels.jit import inner
-from gpu.kernels.simd import F32, I8, I16, I32, I64, V8, Value, constant, emitter, load, loop, splat, store, vector
+from gpu.kernels.simd import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    V8,
+    Value,
+    constant,
+    emitter,
+    load,
+    loop,
+    splat,
+    store,
+    vector,
+)
 from gpu.kernels.tiles import COLUMN_ORDER, COLUMNS, META_BYTES
 
 LARGEST = 32767.0
@@ -83,7 +98,7 @@ def add_to(b: ir.IRBuilder, target: Value, source: Value, count: Value) -> None:
 @emitter("ii", "float32")
 def sum_of_squares(b: ir.IRBuilder, x: Value, count: Value) -> Value:
     """Over `count` fp32, a multiple of 16; sixteen partial sums, folded at the end."""
-    parts = [simd.cgutils.alloca_once_value(b, constant(V8, 0.0)) for _ in range(2)]
+    parts = [simd.cell(b, constant(V8, 0.0)) for _ in range(2)]
     with loop(b, b.mul(count, constant(I64, 4)), 64) as at:
         for i, part in enumerate(parts):
             value = load(b, x, b.add(at, constant(I64, 32 * i)), V8)
@@ -102,9 +117,10 @@ def scaled_by(b: ir.IRBuilder, x: Value, weight: Value, factor: Value, target: V
 
 @emitter("iiii")
 def quantize(b: ir.IRBuilder, x: Value, q: Value, meta: Value, blocks: Value) -> None:
-    """fp32 to int16 by blocks of 32: `q = round(x / scale)`, `scale = max|x| / 32767`; and the sums `tiles` wants.
+    """Turn fp32 into int16 by blocks of 32: `q = round(x / scale)`, `scale = max|x| / 32767`.
 
-    A block that holds a value that is not finite gets a scale that is not a number, so that the row ends as one.
+    The sums `tiles` wants come with them. A block that holds a value that is not finite gets a scale that is
+    not a number, so that the row ends as one.
     """
     ints = vector(I32, 8)
     with loop(b, blocks) as block:
@@ -118,7 +134,9 @@ def quantize(b: ir.IRBuilder, x: Value, q: Value, meta: Value, blocks: Value) ->
         spoiled = b.fadd(b.fadd(values[0], values[1]), b.fadd(values[2], values[3]))
         poison = b.fmul(simd.fold(b, spoiled, simd.add), constant(F32, 0.0))
         inverse = b.select(
-            b.fcmp_ordered(">", most, constant(F32, 0.0)), b.fdiv(constant(F32, LARGEST), most), constant(F32, 0.0)
+            b.fcmp_ordered(">", most, constant(F32, 0.0)),
+            b.fdiv(constant(F32, LARGEST), most),
+            constant(F32, 0.0),
         )
         scale = b.fadd(b.fmul(most, constant(F32, 1.0 / LARGEST)), poison)
         factor = splat(b, inverse, 8)

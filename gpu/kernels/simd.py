@@ -1,6 +1,7 @@
 """A few words of LLVM for vector code that Numba's loops would not become.
 
-Addresses are plain integers throughout. Nothing here allows floating-point sums to be reordered: that is what keeps a
+Addresses are plain integers throughout. Nothing here allows floating-point sums to be reordered: that is
+what keeps a
 row's result the same whatever is computed beside it.
 """
 
@@ -70,7 +71,7 @@ def splat(b: ir.IRBuilder, scalar: Value, lanes: int) -> Value:
 def call(b: ir.IRBuilder, name: str, result: ir.Type, *args: Value) -> Value:
     """Call a function or an LLVM intrinsic by name."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)  # type: ignore[no-untyped-call]
 
 
 def _suffix(kind: ir.Type) -> str:
@@ -132,8 +133,13 @@ def exp2(b: ir.IRBuilder, x: Value) -> Value:
     return b.fmul(power, b.bitcast(scale, kind))
 
 
+def cell(b: ir.IRBuilder, value: Value) -> Value:
+    """A variable, which LLVM will keep in a register; `value` is stored here and now."""
+    return cgutils.alloca_once_value(b, value)  # type: ignore[no-untyped-call]
+
+
 def loop(b: ir.IRBuilder, count: Value, step: int = 1) -> Any:
-    """`with loop(b, n, step) as i`: i = 0, step, … below n."""
+    """A counting loop, for a with statement: it gives the index, from 0 below `count`."""
     return _Loop(b, count, step)
 
 
@@ -148,16 +154,16 @@ class _Loop:
         return index
 
     def __exit__(self, *exc: object) -> None:
-        self._range.__exit__(*exc)
+        self._range.__exit__(*exc)  # type: ignore[arg-type]
 
 
 _KINDS = {"i": "int64", "f": "float32"}
 
 
 def emitter(inputs: str, result: str = "void") -> Callable[[Callable[..., Value]], Any]:
-    """Make a Numba intrinsic of `emit(builder, *arguments)`; one letter each, i: int64 (addresses too), f: fp32.
+    """Make a Numba intrinsic of `emit(builder, *arguments)`; a letter each, i: int64, f: fp32.
 
-    `result` is a Numba type's name; `emit` returns its value, or nothing for void.
+    Addresses are int64 too. `result` is a Numba type's name; `emit` returns its value, or nothing for void.
     """
 
     def decorate(emit: Callable[..., Value]) -> Any:
@@ -165,7 +171,9 @@ def emitter(inputs: str, result: str = "void") -> Callable[[Callable[..., Value]
         kinds = [getattr(types, _KINDS[letter]) for letter in inputs]
 
         def typing(_context: Any, *_args: Any) -> Any:
-            def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Sequence[Value]) -> Value:
+            def generate(
+                context: Any, builder: ir.IRBuilder, _signature: Any, args: Sequence[Value]
+            ) -> Value:
                 value = emit(builder, *args)
                 return context.get_dummy_value() if result == "void" else value
 
@@ -173,7 +181,8 @@ def emitter(inputs: str, result: str = "void") -> Callable[[Callable[..., Value]
 
         # Numba binds calls by the parameters' names: give it as many as there are.
         names = ["context", *(f"a{i}" for i in range(len(inputs)))]
-        typing.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
+        signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+        setattr(typing, "__signature__", signature)  # noqa: B010 - functions have it, their type does not say so
         typing.__name__ = emit.__name__
         return intrinsic(typing)
 

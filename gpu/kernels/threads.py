@@ -1,10 +1,13 @@
 """Running a program: a list of operations, each cut into chunks that any thread may take.
 
-An operation is done when all its chunks are; only then does a thread go on to the next. Nobody waits for a thread that
-has not come: one that arrives late finds earlier operations done and joins in. What a chunk computes does not depend on
+An operation is done when all its chunks are; only then does a thread go on to the next. Nobody waits for a
+thread that
+has not come: one that arrives late finds earlier operations done and joins in. What a chunk computes does
+not depend on
 who takes it, so results do not depend on timing.
 
-Each operation has two counters, tagged with the number of the launch they belong to: chunks handed out, chunks done.
+Each operation has two counters, tagged with the number of the launch they belong to: chunks handed out,
+chunks done.
 A thread that was asleep while a launch ended finds another tag and leaves.
 """
 
@@ -18,10 +21,11 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from gpu.kernels.jit import native
-from gpu.kernels.simd import I32, I64, Value, at, call, constant, emitter
+from gpu.kernels.simd import I32, I64, Value, at, call, emitter
 
 OPERATION_WORDS = 4
-"""A program's row: function, its arguments' address, which of the batch's units it counts, chunks per unit."""
+"""A program's row: function, its arguments' address, which of the batch's units it counts, chunks per
+unit."""
 _COUNTER_BYTES = 128
 """Of an operation: two cache lines, one for each counter."""
 _SPINS = 4096
@@ -110,13 +114,18 @@ class Crew:
         for thread in range(1, threads):
             gate = allocate_lock()
             gate.acquire()
-            helper = threading.Thread(target=self._help, args=(gate, thread), daemon=True, name=f"kernels-{thread}")
+            helper = threading.Thread(
+                target=self._help, args=(gate, thread), daemon=True, name=f"kernels-{thread}"
+            )
             self._gates.append(gate)
             self._helpers.append(helper)
             helper.start()
 
     def run(self, program: Words, first: int, last: int, units: Words, counters: Words) -> None:
-        """Run operations `first` to `last`; returns when all are done. `counters` is (operations, 16) words."""
+        """Run operations `first` to `last`; returns when all are done.
+
+        `counters` is (operations, 16) words.
+        """
         self._launch = self._launch % 0x3FFFFFFF + 1
         counters[first:last, 0] = counters[first:last, 8] = self._launch << 32
         self._job = (program.ctypes.data, first, last, units.ctypes.data, counters.ctypes.data, self._launch)

@@ -6,9 +6,12 @@ A matrix lies in tiles of 16 rows. A tile is a run of blocks of 32 columns, each
     8 bits:  512 bytes   [8 steps][16 rows][4 columns]
     scales:  [32 / group][16 rows], then minima likewise if the format has them
 
-A token's activations lie in one row: fp32 values; the same as int16, by blocks of 32; and for each block its scale, the
-scale times the sum of its integers, and that sum (see `rows.quantize`). Eight bits would be faster by half, but lose as
-much as the weights' four do: greedy text then differs from the fp32 model's. The integer products are exact, and the
+A token's activations lie in one row: fp32 values; the same as int16, by blocks of 32; and for each block its
+scale, the
+scale times the sum of its integers, and that sum (see `rows.quantize`). Eight bits would be faster by half,
+but lose as
+much as the weights' four do: greedy text then differs from the fp32 model's. The integer products are exact,
+and the
 scaled sums are added block after block: a row's result is the same whichever tokens share the call.
 """
 
@@ -23,7 +26,21 @@ from llvmlite import ir
 
 from gpu.kernels import simd
 from gpu.kernels.jit import ISA, compiled
-from gpu.kernels.simd import F32, I8, I16, I32, I64, Value, call, constant, emitter, load, loop, splat, store, vector
+from gpu.kernels.simd import (
+    F32,
+    I16,
+    I32,
+    I64,
+    Value,
+    call,
+    constant,
+    emitter,
+    load,
+    loop,
+    splat,
+    store,
+    vector,
+)
 
 ROWS = 16
 COLUMNS = 32
@@ -77,7 +94,8 @@ class Format:
 class _Lanes:
     """16 rows as the vectors an instruction set has: how to take products of 4 columns, and sum them.
 
-    Weights are widened to 16 bits as the columns lie, even ones and odd ones apart, which costs a mask and a shift;
+    Weights are widened to 16 bits as the columns lie, even ones and odd ones apart, which costs a mask and a
+    shift;
     activations were stored in that order (`COLUMN_ORDER`).
     """
 
@@ -126,7 +144,13 @@ class _Vnni(_Lanes):
     def add_products(self, total: Value | None, weights: Value, columns: Value) -> Value:
         ints = vector(I32, 16)
         pairs = (self.b.bitcast(operand, ints) for operand in (weights, columns))
-        return call(self.b, "llvm.x86.avx512.vpdpwssd.512", ints, constant(ints, 0) if total is None else total, *pairs)
+        return call(
+            self.b,
+            "llvm.x86.avx512.vpdpwssd.512",
+            ints,
+            constant(ints, 0) if total is None else total,
+            *pairs,
+        )
 
 
 class _Avx2(_Lanes):
@@ -141,7 +165,10 @@ class _Portable(_Lanes):
         empty = ir.Constant(weights.type, ir.Undefined)
         for column in range(2):
             lanes = ir.Constant(vector(I32, 8), [2 * row + column for row in range(8)])
-            wide = [b.sext(b.shuffle_vector(operand, empty, lanes), vector(I32, 8)) for operand in (weights, columns)]
+            wide = [
+                b.sext(b.shuffle_vector(operand, empty, lanes), vector(I32, 8))
+                for operand in (weights, columns)
+            ]
             product = b.mul(*wide)
             total = product if total is None else b.add(total, product)
         return total
@@ -170,7 +197,8 @@ def _integer_tile(form: Format, tokens: int) -> Emit:
             for g in range(COLUMNS // form.group):
                 here = range(g * steps, (g + 1) * steps)
                 weights = [
-                    [pair for step in here for pair in lanes.weights(at_block, form.bits, step, part)] for part in parts
+                    [pair for step in here for pair in lanes.weights(at_block, form.bits, step, part)]
+                    for part in parts
                 ]
                 scales = [_scales(b, form, at_block, g, part, lanes.width) for part in parts]
                 for t in range(tokens):
@@ -193,12 +221,14 @@ def _integer_tile(form: Format, tokens: int) -> Emit:
 
 
 def _clamped(b: ir.IRBuilder, t: int, count: Value) -> Value:
-    """Token t, or the last there is: a pass over fewer tokens repeats it, and nobody looks at the repetition."""
+    """Token t, or the last there is: nobody looks at the repetition."""
     index = constant(I64, t)
     return b.select(b.icmp_signed("<", index, count), index, b.sub(count, constant(I64, 1)))
 
 
-def _scales(b: ir.IRBuilder, form: Format, block: Value, g: int, part: int, width: int) -> tuple[Value, Value]:
+def _scales(
+    b: ir.IRBuilder, form: Format, block: Value, g: int, part: int, width: int
+) -> tuple[Value, Value]:
     def floats(offset: int) -> Value:
         values = load(b, block, offset + part * width * form.scale_bytes, vector(form.scale_type, width))
         return values if form.scale_type is F32 else b.fpext(values, vector(F32, width))
@@ -237,7 +267,7 @@ def _float_tile(kind: str, tokens: int) -> Emit:
     def emit(b: ir.IRBuilder, *args: Value) -> None:
         w, blocks, x, stride, _, count, out = args
         rows = [b.add(x, b.mul(_clamped(b, t, count), stride)) for t in range(tokens)]
-        totals = [[simd.cgutils.alloca_once_value(b, constant(simd.V8, 0.0)) for _ in range(2)] for _ in rows]
+        totals = [[simd.cell(b, constant(simd.V8, 0.0)) for _ in range(2)] for _ in rows]
         with loop(b, b.mul(blocks, constant(I64, COLUMNS))) as column:
             start = b.mul(column, constant(I64, ROWS * size))
             weights = [widened(b, w, b.add(start, constant(I64, 8 * size * part))) for part in range(2)]
@@ -338,7 +368,7 @@ _TILES = {
 
 @cache
 def tile_address(kind: str) -> int:
-    """The native `(w, blocks, x, stride, columns, count, out)` for a tensor type, compiled when first asked for."""
+    """The address of a tensor type's tile function, compiled when first asked for."""
     return int(compiled(_TILE)(_TILES[kind]).address)
 
 
