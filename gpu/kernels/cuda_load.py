@@ -16,7 +16,7 @@ def load_on_gpu(
 ) -> tuple[Llama, int]:
     """The model, ready to step, and how many blocks its cache has: what fits, or `kv_bytes` worth of them.
 
-    Free memory is looked at after a first step, when kernels are loaded and buffers made: from then on nothing
+    Free memory is looked at after a first step, when kernels are loaded and buffers made: afterwards nothing
     takes memory but the graph of a bucket that is met for the first time. Raises `ModelError`.
     """
     kernels = CudaKernels(source, device, limits)

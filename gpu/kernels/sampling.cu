@@ -141,7 +141,6 @@ DEVICE Item select(const Row& row, uint64 target, Shared& shared) {
         }
         __syncthreads();
         before = shared.before, prefix = prefix << 8 | shared.digit;
-        __syncthreads();
     }
     // All that are left have this key, so all weigh the same, and more than nothing: the last of them is in.
     uint64 each = weight_of<COUNT>(row, prefix), n = (target - before + each - 1) / each;

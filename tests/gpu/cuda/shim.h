@@ -1,8 +1,9 @@
 // A CUDA device in plain C++, for tests: the same .cu text, compiled by g++, runs block by block on a CPU.
 //
 // Each thread of a block is a fiber with a stack of its own; __syncthreads and the warp-wide instructions hand over to
-// the next one. Fibers run in an order drawn from a seed, so a missing barrier shows as a result that moves. Shared
-// memory begins as NaN and has a guard behind it. An asynchronous copy lands when its thread waits for it, no sooner.
+// the next one. Fibers run in an order drawn from a seed, and warps at speeds of their own, so a missing barrier shows
+// as a result that moves. Shared memory begins as NaN and has a guard behind it. An asynchronous copy lands at once or
+// when its thread waits for it, as the seed will have it.
 // Warp-wide instructions follow the register layouts of the PTX manual, written out. Not covered: races between
 // blocks, and memory order.
 #pragma once
@@ -27,7 +28,7 @@ struct Extent { unsigned x, y, z; };
 
 namespace shim {
 
-constexpr int WARP_LANES = 32, STACK = 128 << 10, MOST_THREADS = 1024, GUARD = 256, SLOT = 64;
+constexpr int WARP_LANES = 32, STACK = 128 << 10, MOST_THREADS = 1024, PATIENCE = 100, NAP = 40, GUARD = 256, SLOT = 64;
 constexpr unsigned char POISON = 0xff, CANARY = 0xa5;
 
 struct Copy { void* to; const void* from; bool valid; int group; };
@@ -59,8 +60,14 @@ static Meeting block;
 static Fiber* current;
 static jmp_buf scheduler;
 static long progress;
+static uint32_t random_state;
 static void (*body)(void*);
 static void* body_argument;
+
+static inline uint32_t draw(uint32_t below) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (random_state >> 8) % below;
+}
 
 static inline void yield() {
     if (!_setjmp(current->resume)) _longjmp(scheduler, 1);
@@ -118,24 +125,24 @@ static void resume(Fiber& fiber) {
 }
 
 // Runs one block. False: every thread that is left waits for one that will not come.
-static bool run_block(int threads, uint32_t& random) {
+static bool run_block(int threads) {
     prepare(threads);
     std::vector<int> order(threads);
     for (int i = 0; i < threads; i++) order[i] = i;
-    for (int i = threads - 1; i > 0; i--) {
-        random = random * 1664525u + 1013904223u;
-        std::swap(order[i], order[random % (i + 1)]);
-    }
-    for (int left = threads; left > 0;) {
+    for (int i = threads - 1; i > 0; i--) std::swap(order[i], order[draw(i + 1)]);
+    int idle = 0;
+    uint32_t awake = ~0u;  // one bit a warp; the others sleep, for some rounds or until nothing moves
+    for (int left = threads; left > 0 && idle < PATIENCE;) {
         long before = progress;
+        if (threads > WARP_LANES && (idle || !draw(NAP))) awake = draw(1 << 24) << 8 | draw(1 << 8);
         left = 0;
         for (int i : order) {
-            if (!fibers[i].done) resume(fibers[i]);
+            if (!fibers[i].done && awake >> (i / WARP_LANES) & 1) resume(fibers[i]);
             left += !fibers[i].done;
         }
-        if (left && progress == before) return false;
+        idle = progress == before ? idle + 1 : 0;
     }
-    return true;
+    return idle < PATIENCE;
 }
 
 // Every lane gives `bytes`; `read` then sees what all 32 gave.
@@ -189,7 +196,7 @@ static int launch(void (*kernel)(P...), void** arguments, const unsigned* grid, 
         Call* c = static_cast<Call*>(argument);
         call(c->kernel, c->arguments, std::index_sequence_for<P...>());
     };
-    uint32_t random = seed;
+    random_state = seed;
     for (unsigned z = 0; z < grid[2]; z++)
         for (unsigned y = 0; y < grid[1]; y++)
             for (unsigned x = 0; x < grid[0]; x++) {
@@ -197,7 +204,7 @@ static int launch(void (*kernel)(P...), void** arguments, const unsigned* grid, 
                 shared.assign(shared_bytes + GUARD + 16, POISON);
                 size_t skew = 16 - reinterpret_cast<uintptr_t>(shared.data()) % 16;
                 std::memset(shared.data() + skew % 16 + shared_bytes, CANARY, GUARD);
-                if (!run_block(threads, random)) return DEADLOCK;
+                if (!run_block(threads)) return DEADLOCK;
                 for (int i = 0; i < GUARD; i++)
                     if (shared[skew % 16 + shared_bytes + i] != CANARY) return SHARED_OVERRUN;
             }
@@ -328,8 +335,15 @@ DEVICE void load_transposed(unsigned (&out)[4], const void* row) {
     __syncwarp();
 }
 
+DEVICE void land(const shim::Copy& copy) {
+    if (copy.valid) std::memcpy(copy.to, copy.from, 16);
+    else std::memset(copy.to, 0, 16);
+}
+
 DEVICE void copy_later(void* to, const void* from, bool valid) {
-    shim::current->copies.push_back({to, from, valid, shim::current->committed});
+    shim::Copy copy = {to, from, valid, shim::current->committed};
+    if (shim::draw(2)) land(copy);
+    else shim::current->copies.push_back(copy);
 }
 
 DEVICE void commit_copies() { shim::current->committed++; }
@@ -339,8 +353,7 @@ DEVICE void wait_copies() {
     std::vector<shim::Copy> later;
     for (const shim::Copy& copy : shim::current->copies) {
         if (copy.group >= shim::current->committed - PENDING) later.push_back(copy);
-        else if (copy.valid) std::memcpy(copy.to, copy.from, 16);
-        else std::memset(copy.to, 0, 16);
+        else land(copy);
     }
     shim::current->copies.swap(later);
 }

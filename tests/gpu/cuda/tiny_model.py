@@ -18,7 +18,7 @@ def tiny_model(
     kv_heads: int = 1,
 ) -> MadeUpWeights:
     """Two layers, an odd group of heads, tied embeddings; `dressed`: biases, head norms, an own head."""
-    width, feed_forward, head_dim, vocabulary = 96, 160, 32, 128
+    width, feed_forward, head_dim, vocabulary = 96, 160, 32, 131
     config = ModelConfig(
         architecture="qwen3" if dressed else "llama",
         layers=2,
@@ -43,11 +43,11 @@ def tiny_model(
         "ffn_up": (feed_forward, width),
         "ffn_down": (width, feed_forward),
     }
-    tensors = {"token_embd.weight": tensor(random, embedding, (vocabulary, width), 2.0)}
+    tensors = {"token_embd.weight": tensor(random, embedding, (vocabulary, width), 0.7)}
     vectors = {"output_norm.weight": width}
     for layer in range(2):
         for name, shape in shapes.items():
-            tensors[f"blk.{layer}.{name}.weight"] = tensor(random, kind, shape, 0.3)
+            tensors[f"blk.{layer}.{name}.weight"] = tensor(random, kind, shape, 0.1)
         vectors |= {f"blk.{layer}.{name}.weight": width for name in ("attn_norm", "ffn_norm")}
         if dressed:
             vectors |= {
@@ -55,7 +55,8 @@ def tiny_model(
             }
             vectors |= {f"blk.{layer}.{name}.weight": head_dim for name in ("attn_q_norm", "attn_k_norm")}
     for name, size in vectors.items():
-        tensors[name] = tensor(random, "F32", (size,), 1.0)
+        values = random.standard_normal(size) * 0.2 + (0 if name.endswith("bias") else 1)
+        tensors[name] = ("F32", (size,), values.astype(np.float32).view(np.uint8))
     if dressed:
-        tensors["output.weight"] = tensor(random, embedding, (vocabulary, width), 2.0)
+        tensors["output.weight"] = tensor(random, embedding, (vocabulary, width), 0.7)
     return MadeUpWeights(config, tensors)
