@@ -18,7 +18,7 @@ DEEP = "[" * 10_000 + "]" * 10_000
 def post(served, body, *, raw=None, headers=None, path="/v1/chat/completions") -> httpx.Response:
     data = raw if raw is not None else json.dumps(body).encode()
     sent = {"Content-Type": "application/json", **served.headers, **(headers or {})}
-    return httpx.post(served.root + path, content=data, headers=sent, timeout=60)
+    return httpx.post(served.root + path, content=data, headers=sent, timeout=300)
 
 
 def chat(**fields):
