@@ -3,6 +3,7 @@
 import pytest
 
 from gpu.engine import Engine
+from gpu.engine_on_gpu import load_engine_on_gpu
 from gpu.errors import ModelError
 from gpu.kernels.cuda import Limits
 from gpu.kernels.cuda_load import load_on_gpu
@@ -60,3 +61,26 @@ def test_the_cache_takes_what_is_left_and_no_more_than_can_be_used(random):
 def test_a_model_that_leaves_no_room_is_refused(random):
     with pytest.raises(ModelError, match="too little for any context"):
         load_on_gpu(tiny_model(random), ShimDevice(MODULES, total=1 << 16), LIMITS)
+
+
+def test_a_file_is_loaded_as_on_the_cpu(tiny):
+    engine = load_engine_on_gpu(tiny, ShimDevice(MODULES), max_batch=2, token_budget=24)
+    on_cpu = Engine.load(tiny, max_batch=2, token_budget=24, kv_bytes=1 << 20)
+    request = Request("one", tuple(range(20)), SamplingParams(max_tokens=1, temperature=0.0, logprobs=5))
+    found = []
+    for side in (engine, on_cpu):
+        side.add(request)
+        (output,) = side.step().outputs
+        found.append({token: chance for token, chance in output.logprobs[0].top})
+        assert side.context_length == 512
+        side.close()
+    shared = found[0].keys() & found[1].keys()
+    assert len(shared) >= 4
+    assert all(abs(found[0][token] - found[1][token]) < 0.1 for token in shared)
+
+
+def test_a_file_that_cannot_be_run_leaves_nothing_on_the_card(tiny):
+    device = ShimDevice(MODULES, total=1 << 16)
+    with pytest.raises(ModelError):
+        load_engine_on_gpu(tiny, device)
+    assert device.closed
