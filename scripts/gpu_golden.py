@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from gpu.engine import Engine
-from gpu.kernels.cuda import Limits
+from gpu.engine_on_gpu import load_engine_on_gpu
 from gpu.kernels.cuda_device import Device
-from gpu.kernels.cuda_load import load_on_gpu
-from gpu.model_card import read_model_card
 from gpu.sampling_params import SamplingParams
 from gpu.sequence import Request
 from gpu.tokenizer import load_tokenizer
-from gpu.weights import open_weights
 from scripts.bench.report import Row
 from scripts.model import models_directory
 
@@ -26,10 +23,7 @@ def golden_rows(device: Device) -> list[Row]:
     found = sorted(models_directory().glob("SmolLM2-135M-Instruct*.gguf"))
     if not found:
         return [Row("golden text", None, "", note="the default model is not here: antiphon model fetch")]
-    source, card = open_weights(found[0]), read_model_card(found[0])
-    limits = Limits(rows=256, sequences=8, context=1024)
-    model, blocks = load_on_gpu(source, device, limits)
-    engine = Engine(model, eos_ids=card.eos_ids, blocks=blocks, max_batch=8, token_budget=256)
+    engine = load_engine_on_gpu(found[0], device, max_batch=8, token_budget=256)
     tokenizer = load_tokenizer(found[0])
     prompt = tuple(tokenizer.encode(PROMPT, special=True))
     replies = replies_to(engine, {"alone": prompt})

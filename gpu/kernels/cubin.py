@@ -20,6 +20,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 """What CI builds for. A cubin runs on its own and on later minor versions: sm_80 also on an L4."""
 # No fused multiply-add that the text does not ask for: kernels that promise the same bits must round alike.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v", "--diag-suppress=177")
+_MISSING = 'the CUDA compiler is not installed: pip install "antiphon[gpu]"'
 
 
 class KernelBuildError(EngineError):
@@ -53,8 +54,7 @@ def build(stem: str, architecture: str, cache: Path) -> Path:
     """The cubin of `<stem>.cu`, compiled unless `cache` has it. Raises `KernelBuildError`."""
     source = FOLDER / f"{stem}.cu"
     nvrtc = _nvrtc()
-    version = ".".join(str(part) for part in _checked(nvrtc, nvrtc.nvrtcVersion()))
-    target = cache / f"{stem}-{architecture}-{source_digest(source, architecture, version)}.cubin"
+    target = cache / f"{stem}-{architecture}-{source_digest(source, architecture, compiler_version())}.cubin"
     if not target.exists():
         code, log = _compile(nvrtc, source, architecture)
         cache.mkdir(parents=True, exist_ok=True)
@@ -64,6 +64,15 @@ def build(stem: str, architecture: str, cache: Path) -> Path:
         draft.write_bytes(code)
         draft.replace(target)
     return target
+
+
+def compiler_version() -> str:
+    """Of the compiler that `build` uses. Raises `KernelBuildError` where there is none."""
+    nvrtc = _nvrtc()
+    try:
+        return ".".join(str(part) for part in _checked(nvrtc, nvrtc.nvrtcVersion()))
+    except RuntimeError as error:  # the bindings are here, the library is not
+        raise KernelBuildError(f"{_MISSING} ({error})") from error
 
 
 def resources(cubin: Path) -> list[Resources]:
@@ -84,7 +93,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc  # noqa: PLC0415 - hosts without a GPU do without it
     except ImportError as error:
-        raise KernelBuildError('the CUDA compiler is not installed: pip install "antiphon[gpu]"') from error
+        raise KernelBuildError(_MISSING) from error
     return nvrtc
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.blocks import BLOCK_SIZE
 from gpu.errors import EngineError
 from gpu.kernels import Batch
 
@@ -43,8 +44,8 @@ def pack_step(batch: Batch, pieces: Words, out: Words) -> int:
         raise StepTooLarge(
             f"a step of {needed} words; room for {out.size}: lower the token budget or the batch"
         )
-    samples, (sequences, columns) = len(batch.logit_rows), batch.tables.shape
-    out[: len(COUNTS)] = (len(batch.tokens), sequences, samples, columns)
+    counts = (len(batch.tokens), len(batch.sequences), len(batch.logit_rows), _used_columns(batch))
+    out[: len(COUNTS)] = counts
     at = HEADER_WORDS
     for index, array in enumerate(_arrays(batch, pieces), len(COUNTS)):
         words = _words(array)
@@ -64,13 +65,19 @@ def _arrays(batch: Batch, pieces: Words) -> tuple[NDArray[np.generic], ...]:
             batch.slots,
             batch.sequences,
             pieces,
-            batch.tables,
+            batch.tables[:, : _used_columns(batch)],
             batch.logit_rows,
         ),
         *(s.temperature, s.top_p, s.min_p, s.top_k, s.seed, s.position, s.logprobs),
         *(s.repetition, s.presence, s.frequency),
         *(s.penalty_starts, s.penalty_tokens, s.penalty_counts, s.bias_starts, s.bias_tokens, s.bias_values),
     )
+
+
+def _used_columns(batch: Batch) -> int:
+    """Blocks of the longest sequence: a table is as wide as the longest context, and few sequences are so long."""
+    ends = batch.sequences[:, 1] + batch.sequences[:, 2]
+    return -(-int(ends.max(initial=0)) // BLOCK_SIZE)
 
 
 def _words(array: NDArray[np.generic]) -> Words:

@@ -71,7 +71,7 @@ def test_a_file_is_loaded_as_on_the_cpu(tiny):
     for side in (engine, on_cpu):
         side.add(request)
         (output,) = side.step().outputs
-        found.append({token: chance for token, chance in output.logprobs[0].top})
+        found.append(dict(output.logprobs[0].top))
         assert side.context_length == 512
         side.close()
     shared = found[0].keys() & found[1].keys()
