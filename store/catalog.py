@@ -33,8 +33,8 @@ ENGINE: Final = 0
 
 _HEAD = struct.Struct(f"<BB{len(FEATURES)}d")
 _PLAIN, _PACKED, _ALIAS = 0, 1, 2
-_CACHED_ENTRIES = 2048
-"""Decoded entries kept: the head of the traffic, some 6 MB at 2.5 KB an answer."""
+_CACHED_ENTRIES = 4096
+"""Decoded entries kept: the head of the traffic, some 12 MB at 2.5 KB an answer."""
 
 
 class CatalogError(Exception):

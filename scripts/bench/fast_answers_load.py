@@ -23,7 +23,7 @@ from store.release_publish import build, publish
 from supervision.actor import Actor
 from supervision.context import ActorContext
 
-BATCH, IN_FLIGHT = 128, 2
+BATCH, IN_FLIGHT = 64, 4
 """Lookups a message and messages in flight: what session hosts with some hundred turns would have."""
 MODEL = Logistic(
     SCHEMA,
