@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+import numpy as np
 
 
 def available_bytes() -> int:
@@ -33,3 +36,14 @@ def _cgroup() -> int | None:
         return int(limit.read_text()) - int(used.read_text())
     except (OSError, ValueError):
         return None
+
+
+def copy_bandwidth(size: int = 256 << 20, rounds: int = 5) -> float:
+    """Bytes per second that one thread reads and writes, copying more than any cache holds; the best of a few."""
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    best = 0.0
+    for _ in range(rounds):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        best = max(best, 2 * size / (time.perf_counter() - began))
+    return best

@@ -130,13 +130,6 @@ class _Lanes:
         """`total` plus, for each row, the products of a pair of columns; int32, exact."""
         raise NotImplementedError
 
-    def dots(self, weights: list[Value], columns: list[Value]) -> Value:
-        """Sums of the products of all pairs, for each row."""
-        total = None
-        for w, x in zip(weights, columns, strict=True):
-            total = self.add_products(total, w, x)
-        return total
-
 
 class _Vnni(_Lanes):
     width = 16
@@ -195,24 +188,25 @@ def _integer_tile(form: Format, tokens: int) -> Emit:
             q_at = b.add(b.mul(columns, constant(I64, Q_AT)), b.mul(block, constant(I64, 2 * COLUMNS)))
             meta_at = b.add(b.mul(columns, constant(I64, META_AT)), b.mul(block, constant(I64, META_BYTES)))
             for g in range(COLUMNS // form.group):
-                here = range(g * steps, (g + 1) * steps)
-                weights = [
-                    [pair for step in here for pair in lanes.weights(at_block, form.bits, step, part)]
-                    for part in parts
-                ]
+                dots: list[list[Value]] = [[None for _ in parts] for _ in rows]
+                for step in range(g * steps, (g + 1) * steps):
+                    weights = [lanes.weights(at_block, form.bits, step, part) for part in parts]
+                    place = b.add(q_at, constant(I64, 8 * step))
+                    for t in range(tokens):
+                        values = lanes.columns(rows[t], place)
+                        for part in parts:
+                            for pair in range(2):
+                                dots[t][part] = lanes.add_products(dots[t][part], weights[part][pair], values[pair])
                 scales = [_scales(b, form, at_block, g, part, lanes.width) for part in parts]
                 for t in range(tokens):
-                    places = [b.add(q_at, constant(I64, 8 * step)) for step in here]
-                    values = [pair for place in places for pair in lanes.columns(rows[t], place)]
                     meta = b.add(rows[t], meta_at)
                     scale = splat(b, load(b, meta, 0, F32), lanes.width)
                     for part in parts:
-                        dots = lanes.dots(weights[part], values)
-                        dots = _without_offset(b, form, dots, meta, g, lanes.width)
+                        sums = _without_offset(b, form, dots[t][part], meta, g, lanes.width)
                         place = 64 * t + 4 * lanes.width * part
                         total = load(b, out, place, floats)
                         factor, least = scales[part]
-                        total = simd.madd(b, b.sitofp(dots, floats), b.fmul(factor, scale), total)
+                        total = simd.madd(b, b.sitofp(sums, floats), b.fmul(factor, scale), total)
                         if least is not None:
                             total = simd.madd(b, least, splat(b, load(b, meta, 4, F32), lanes.width), total)
                         store(b, total, out, place)
