@@ -101,7 +101,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--model", default="default")
     parser.add_argument("--system", default="", help="a system message")
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--temperature", type=float)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--fast-answers", choices=("auto", "off"), default="auto")
@@ -150,9 +150,12 @@ def _turn(client: httpx.Client, args: argparse.Namespace, history: list[dict[str
         "model": args.model,
         "messages": list(history),
         "stream": True,
-        "temperature": args.temperature,
     }
-    optional = {"seed": args.seed, "max_completion_tokens": args.max_tokens}
+    optional = {
+        "temperature": args.temperature,
+        "seed": args.seed,
+        "max_completion_tokens": args.max_tokens,
+    }
     body.update({key: value for key, value in optional.items() if value is not None})
     if args.fast_answers == "off":
         body["fast_answers"] = "off"

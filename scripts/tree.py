@@ -114,6 +114,7 @@ def _doors(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
             },
         ),
         "accounts": _accounts(config),
+        "feedback_root": str(_state(config) / "feedback"),
         "keepalive": config.keepalive,
         "drain_seconds": config.drain,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +29,7 @@ from store.accounts import Accounts
 from supervision.status import NotRunning, read_status
 
 START_LIMIT = 120.0
+SMALL_DISK_MIB = 64
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,14 +41,34 @@ def run(args: argparse.Namespace) -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="antiphon-chaos-") as scratch:
             own = OwnTree(Path(scratch) / "var", plan, args.model)
-            own.start()
-            try:
-                progress = _against(plan, seed, own.state, own, args.json)
-            finally:
-                own.stop()
-            progress.violations += left_over(own.state)
+            with _disk_of(plan, own.state):
+                own.start()
+                try:
+                    progress = _against(plan, seed, own.state, own, args.json)
+                finally:
+                    own.stop()
+                progress.violations += left_over(own.state)
     print(progress.as_json()) if args.json else progress.print(Console())
     return 0 if progress.good else 1
+
+
+@contextlib.contextmanager
+def _disk_of(plan: Plan, state: Path) -> Iterator[None]:
+    """Give the state a small file system of its own when the plan fills the disk. Raises `UsageFault`."""
+    if not any(fault.kind == "disk_full" for fault in plan.faults):
+        yield
+        return
+    state.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "antiphon-chaos", str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UsageFault(
+            f"plan {plan.name} fills a disk of its own, and mounting one failed: {done.stderr.strip()}"
+        )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=False)
 
 
 class OwnTree:

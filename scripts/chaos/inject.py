@@ -21,6 +21,8 @@ from supervision.status import ActorStatus, NotRunning, read_status
 SHARE = 0.2
 """Of the frames that pass a proxy, how many meet a fate."""
 SMALL_DISK = 1 << 30
+WHOLE_TREE = {"kill_supervisor", "disk_full"}
+"""Faults without one target."""
 HEALING = 120.0
 """Seconds after which an actor that did not come back counts as lost."""
 
@@ -85,7 +87,7 @@ def schedule(faults: tuple[FaultPlan, ...], kinds: list[str], rng: random.Random
     for fault in faults:
         targets = fault.targets or tuple(kinds)
         drawn += [
-            Injection(fault, targets[i % len(targets)] if fault.kind != "kill_supervisor" else "")
+            Injection(fault, targets[i % len(targets)] if fault.kind not in WHOLE_TREE else "")
             for i in range(fault.count)
         ]
     rng.shuffle(drawn)

@@ -39,6 +39,7 @@ class Plan:
 
     name: str
     turns: int
+    """At least; the clients go on while faults are left."""
     concurrency: int = 8
     clients: tuple[Literal["sse", "websocket", "sdk", "sdk_whole"], ...] = (
         "sse",

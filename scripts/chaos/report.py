@@ -30,8 +30,8 @@ class Progress:
 
     @property
     def good(self) -> bool:
-        """Every planned fault fired, every planned turn ran, and no invariant broke."""
-        whole = len(self.fired) == self.faults_planned and len(self.turns) == self.turns_planned
+        """Every planned fault fired, at least the planned turns ran, and no invariant broke."""
+        whole = len(self.fired) == self.faults_planned and len(self.turns) >= self.turns_planned
         return whole and not self.not_fired and not self.violations
 
     def live(self) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -40,7 +41,6 @@ class Runner:
         self.progress = Progress(plan.name, seed, plan.turns, planned(plan))
         self.questions = [draw(plan, owner, self.rng) for owner in range(OWNERS)]
         self.golden: dict[int, str] = {}
-        self._clients_done = threading.Event()
 
     def run(self) -> Progress:
         """Run it all but the checks that need the tree to be stopped."""
@@ -48,8 +48,7 @@ class Runner:
         kinds = sorted({kind_of(a.name) for a in self.tree.actors()})
         faults = threading.Thread(target=self._break, args=(schedule(self.plan.faults, kinds, self.rng),))
         faults.start()
-        self._talk()
-        self._clients_done.set()
+        self._talk(faults)
         faults.join()
         self._check()
         return self.progress
@@ -65,20 +64,33 @@ class Runner:
                     )
                 self.golden[question.number] = evidence.text
 
-    def _talk(self) -> None:
-        jobs = [self._job(number) for number in range(self.plan.turns)]
-        with ThreadPoolExecutor(self.plan.concurrency) as pool:
-            for evidence in pool.map(self._turn, jobs):
-                self.progress.turns.append(evidence)
+    def _talk(self, faults: threading.Thread) -> None:
+        """Ask until every planned turn is over and every fault has fired: no fault meets an idle tree."""
+        numbers = itertools.count()
+        rng = random.Random(self.rng.random())  # noqa: S311
+        lock = threading.Lock()
 
-    def _job(self, number: int) -> tuple[Evidence, Behaviour, random.Random]:
-        owner = self.rng.randrange(OWNERS)
-        question: Question = self.rng.choice(self.questions[owner])
+        def client() -> None:
+            while True:
+                with lock:
+                    number = next(numbers)
+                    if number >= self.plan.turns and not faults.is_alive():
+                        return
+                    job = self._job(number, rng)
+                self.progress.turns.append(self._turn(job))
+
+        with ThreadPoolExecutor(self.plan.concurrency) as pool:
+            for running in [pool.submit(client) for _ in range(self.plan.concurrency)]:
+                running.result()
+
+    def _job(self, number: int, rng: random.Random) -> tuple[Evidence, Behaviour, random.Random]:
+        owner = rng.randrange(OWNERS)
+        question: Question = rng.choice(self.questions[owner])
         kind = self.plan.clients[number % len(self.plan.clients)]
-        for_good = self.rng.random() < self.plan.abandon
-        leaves = for_good or self.rng.random() < self.plan.disconnects
-        behaviour = Behaviour(self.rng.randrange(1, 60) if leaves else None, for_good)
-        return Evidence(kind, question, owner), behaviour, random.Random(self.rng.random())  # noqa: S311
+        for_good = rng.random() < self.plan.abandon
+        leaves = for_good or rng.random() < self.plan.disconnects
+        behaviour = Behaviour(rng.randrange(1, 60) if leaves else None, for_good)
+        return Evidence(kind, question, owner), behaviour, random.Random(rng.random())  # noqa: S311
 
     def _turn(self, job: tuple[Evidence, Behaviour, random.Random]) -> Evidence:
         evidence, behaviour, rng = job

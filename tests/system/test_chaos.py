@@ -52,5 +52,5 @@ def test_every_fault_fires_and_no_invariant_breaks(tmp_path, other, kills):
     report = chaos(plan, seed=7)
     assert report["faults"]["not_fired"] == []
     assert len(report["faults"]["fired"]) == report["faults"]["planned"]
-    assert report["turns"]["ran"] == 16
+    assert report["turns"]["ran"] >= 16
     assert [v for v in report["violations"] if v["invariant"] != "G"] == []
