@@ -28,7 +28,8 @@ def load_engine_on_gpu(
     """Load a GGUF file or a safetensors directory onto the first card this process sees.
 
     `kv_bytes` bounds the KV pool (default: all that is left). Raises `ModelError` where there is no usable card,
-    where the model does not fit, and for models the CUDA kernels do not run; nothing stays on the card then.
+    where the model does not fit, and for models the CUDA kernels do not run, `GpuFailed` where CUDA fails; nothing
+    stays on the card then.
     """
     card, source = open_weights(path)
     device = device or CupyDevice(cache_directory() / "cubins")

@@ -5,6 +5,10 @@ class SupervisionError(Exception):
     """Base of everything the spine raises."""
 
 
+class CannotGoOn(SupervisionError):
+    """An actor ends itself, for its supervisor to start it anew. Logs and `antiphon ps` show its words: quote no user."""
+
+
 class AskFailed(SupervisionError):
     """An `ask` ended without a reply. `peer` is the actor that was asked."""
 

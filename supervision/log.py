@@ -9,6 +9,8 @@ import time
 import traceback
 from typing import TextIO
 
+from supervision.errors import CannotGoOn
+
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
 
@@ -62,7 +64,13 @@ def innermost(error: BaseException) -> BaseException:
 def describe(error: BaseException, *, with_words: bool = False) -> str:
     """Return an exception as one line: its type and place, and its words where they hold no user's text."""
     error = innermost(error)
+    if isinstance(error, CannotGoOn):
+        return _words(error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    words = " ".join(str(error).split())[:300]
+    words = _words(error)
     return f"{type(error).__name__}: {words}" if with_words and words else f"{type(error).__name__}{place}"
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -9,6 +9,7 @@ A token's result does not depend on the step it was in, bit for bit: the .cu fil
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from gpu.blocks import BLOCK_SIZE
-from gpu.errors import ModelError
+from gpu.errors import GpuFull, ModelError
 from gpu.kernels import MAX_TOP_LOGPROBS, Batch, StepResult, WeightSource
 from gpu.kernels import cuda_geometry as geometry
 from gpu.kernels.cuda_device import Array, Device, Function, Graph
@@ -339,7 +340,9 @@ class CudaKernels:
             return
         self._run_all(program, shape)  # the first time in a bucket also loads what the graph will need
         if not shape.prefill_rows:
-            program.graphs[shape] = self.device.capture(lambda: self._run_all(program, shape))
+            # Where memory is too short for a graph, the step has run all the same; the next one tries again.
+            with contextlib.suppress(GpuFull):
+                program.graphs[shape] = self.device.capture(lambda: self._run_all(program, shape))
 
     @staticmethod
     def _run_all(program: Program, shape: StepShape) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
 LEAST_CAPABILITY = (8, 0)
-_QUERY = "uuid,name,memory.total,compute_cap"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""CUDA's own variable: the cards a process may see, by number or UUID."""
+_QUERY = "index,uuid,name,memory.total,compute_cap"
 _SECONDS = 20
 
 
@@ -16,6 +20,7 @@ _SECONDS = 20
 class Card:
     """One GPU. `CUDA_VISIBLE_DEVICES=<uuid>` makes it the only one a process sees."""
 
+    index: int
     uuid: str
     name: str
     memory_mib: int
@@ -27,8 +32,32 @@ class Card:
         return self.capability >= LEAST_CAPABILITY
 
 
-def list_cards() -> tuple[Card, ...]:
-    """The cards `nvidia-smi` lists; none where there is no such tool, or where it fails or hangs."""
+def list_cards(environment: Mapping[str, str] | None = None) -> tuple[Card, ...]:
+    """The cards `nvidia-smi` lists and this process may use; none where there is no such tool, or it fails or hangs.
+
+    `CUDA_VISIBLE_DEVICES` in `environment` (default: the process's own) bounds them, as it bounds CUDA.
+    """
+    listed = _listed()
+    allowed = (os.environ if environment is None else environment).get(VISIBLE)
+    return listed if allowed is None else allowed_cards(listed, allowed.split(","))
+
+
+def allowed_cards(cards: Sequence[Card], entries: Sequence[str]) -> tuple[Card, ...]:
+    """Those that the variable's entries name, by number or by a UUID's beginning; the first that names none ends it."""
+    found: list[Card] = []
+    for entry in map(str.strip, entries):
+        named = [card for card in cards if _names(entry, card)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return tuple(found)
+
+
+def _names(entry: str, card: Card) -> bool:
+    return entry == str(card.index) or (entry.startswith("GPU-") and card.uuid.startswith(entry))
+
+
+def _listed() -> tuple[Card, ...]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -48,8 +77,8 @@ def parse_cards(listing: str) -> tuple[Card, ...]:
 
 def _card(fields: list[str]) -> Card | None:
     try:
-        uuid, name, memory, capability = fields
+        index, uuid, name, memory, capability = fields
         major, _, minor = capability.partition(".")
-        return Card(uuid, name, int(memory), (int(major), int(minor)))
+        return Card(int(index), uuid, name, int(memory), (int(major), int(minor)))
     except ValueError:
         return None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu.errors import ModelError
+from gpu.errors import GpuFailed, GpuFull, ModelError
 from gpu.kernels.cubin import build
 
 Array = Any
@@ -20,6 +20,8 @@ Function = Callable[..., None]
 
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a block gets without asking."""
+_OUT_OF_MEMORY = 2
+"""Both of CUDA's interfaces have this number for it."""
 
 
 class Graph(Protocol):
@@ -34,7 +36,7 @@ class Device(Protocol):
     """Everything runs in order on one stream; only `copy_out` waits."""
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """What all the rest is called under, in whatever thread."""
+        """What all the rest is called under, in whatever thread. Raises `GpuFull` and `GpuFailed` for what it does."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: type) -> Array:
@@ -62,7 +64,7 @@ class Device(Protocol):
         ...
 
     def capture(self, launches: Callable[[], None]) -> Graph:
-        """Record what `launches` launches, without running it."""
+        """Record what `launches` launches, without running it. Raises `GpuFull` where there is no memory for it."""
         ...
 
     def mark(self, index: int) -> None:
@@ -86,18 +88,19 @@ class CupyDevice:
     """The card this process sees first; `CUDA_VISIBLE_DEVICES` (a UUID) says which that is.
 
     Cubins are built for exactly this card at the first start, which takes some 30 s, and kept in `cache`.
-    Raises `ModelError` where there is no card that can be used.
+    Raises `ModelError` where there is no CuPy or the card is too old, `GpuFailed` where CUDA finds none or fails.
     """
 
     def __init__(self, cache: Path) -> None:
         self._cupy = _cupy()
+        self._errors = (self._cupy.cuda.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
         major, minor = (int(digit) for digit in _capability(self._cupy))
         if major < 8:
             raise ModelError(f"this GPU has compute capability {major}.{minor}; 8.0 or more is needed")
         self.architecture = f"sm_{major}{minor}"
         self._cache = cache
         self._device = self._cupy.cuda.Device(0)
-        with self._device:
+        with self._telling(), self._device:
             self._stream = self._cupy.cuda.Stream(non_blocking=True)
             self._marks = [self._cupy.cuda.Event() for _ in range(4)]
         self._modules: dict[str, Any] = {}
@@ -106,8 +109,18 @@ class CupyDevice:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Make the card and the stream this thread's."""
-        with self._device, self._stream:
+        with self._telling(), self._device, self._stream:
             yield
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """CUDA's errors as ours: short memory can be waited for, after anything else its context is of no use."""
+        try:
+            yield
+        except self._errors as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise GpuFull(f"the GPU's memory is full ({error})") from error
+            raise GpuFailed(f"the GPU failed: {error}") from error
 
     def empty(self, shape: tuple[int, ...], dtype: type) -> Array:
         """From CuPy's pool. Raises `ModelError` when the card is full."""
@@ -149,12 +162,13 @@ class CupyDevice:
 
     def capture(self, launches: Callable[[], None]) -> Graph:
         """A CUDA graph. Nothing in `launches` may allocate or wait."""
-        self._stream.begin_capture()
-        try:
-            launches()
-        finally:
-            graph = self._stream.end_capture()
-        graph.upload(self._stream)
+        with self._telling():
+            self._stream.begin_capture()
+            try:
+                launches()
+            finally:
+                graph = self._stream.end_capture()
+            graph.upload(self._stream)
         return graph  # type: ignore[no-any-return]
 
     def mark(self, index: int) -> None:
@@ -171,10 +185,10 @@ class CupyDevice:
         return free + self._cupy.get_default_memory_pool().free_bytes(), total
 
     def close(self) -> None:
-        """Empty the pools."""
+        """Empty the pools. A card that failed has nothing to give back."""
         self._modules.clear()
         self._pinned.clear()
-        with self._device:
+        with contextlib.suppress(*self._errors), self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
@@ -192,5 +206,5 @@ def _capability(cupy: Any) -> tuple[str, str]:
     try:
         digits = str(cupy.cuda.Device(0).compute_capability)
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ModelError(f"no usable GPU ({error})") from error
+        raise GpuFailed(f"CUDA finds no GPU it can use ({error})") from error
     return digits[:-1], digits[-1]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.blocks import BLOCK_SIZE
-from gpu.errors import EngineError
+from gpu.errors import StepTooLarge
 from gpu.kernels import Batch
 
 Words = NDArray[np.int32]
@@ -23,10 +23,6 @@ ARRAYS = (
     *("penalty_starts", "penalty_tokens", "penalty_counts", "bias_starts", "bias_tokens", "bias_values"),
 )
 HEADER_WORDS = len(COUNTS) + len(ARRAYS)
-
-
-class StepTooLarge(EngineError):
-    """A step's input does not fit the buffer made for it."""
 
 
 def step_words(batch: Batch, pieces: Words) -> int:

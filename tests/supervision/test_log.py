@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from supervision import log
+from supervision.errors import CannotGoOn
 
 
 @pytest.fixture
@@ -40,3 +41,8 @@ def test_a_description_names_type_and_place_or_words():
         _ = 1 / 0
     assert log.describe(caught.value).startswith("ZeroDivisionError at test_log.py:")
     assert log.describe(caught.value, with_words=True) == "ZeroDivisionError: division by zero"
+
+
+def test_an_actor_that_cannot_go_on_says_so_in_its_own_words():
+    error = ExceptionGroup("outer", [CannotGoOn("the GPU is\n gone")])
+    assert log.describe(error) == "the GPU is gone"

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from gpu.errors import ModelError
+from gpu.errors import GpuFull, ModelError, StepTooLarge
 from gpu.kernels.cuda import CudaKernels, Limits
-from gpu.kernels.cuda_step import StepTooLarge
 from gpu.llama import Llama
 from tests.gpu.cuda.arrays import batch_of, close
 from tests.gpu.cuda.shim_device import ShimDevice
@@ -166,6 +165,23 @@ def test_a_step_that_does_not_fit_is_refused_and_harms_nothing(random):
     with pytest.raises(StepTooLarge, match="token budget"):
         model.step(step_over([([0], [3], 0, True)], biases=[[(i, 1.0) for i in range(4000)]]))
     assert model.step(good).tokens[0] == first
+
+
+def test_without_memory_for_a_graph_a_step_runs_all_the_same(random, monkeypatch):
+    model, device = on_cuda(tiny_model(random))
+    batch = step_over([([0], [3], 0, True)])
+    expected = model.step(batch).tokens[0]
+    model.program.graphs.clear()
+
+    def full(_launches):
+        raise GpuFull("the GPU's memory is full")
+
+    with monkeypatch.context() as short:
+        short.setattr(ShimDevice, "capture", lambda _self, launches: full(launches))
+        assert [model.step(batch).tokens[0] for _ in range(2)] == [expected] * 2
+    assert device.replays == 0
+    assert [model.step(batch).tokens[0] for _ in range(2)] == [expected] * 2
+    assert device.replays == 1
 
 
 def test_close_gives_everything_back_and_may_come_twice(random):

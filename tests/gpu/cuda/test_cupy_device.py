@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpu.errors import ModelError
+from gpu.errors import GpuFailed, GpuFull, ModelError
 from gpu.kernels import cuda_device
 from gpu.kernels.cuda_device import CupyDevice
 
 
-class DriverError(Exception):
+class RuntimeFault(Exception):
+    def __init__(self, words, status=999):
+        super().__init__(words)
+        self.status = status
+
+
+class DriverFault(RuntimeFault):
     pass
 
 
@@ -89,7 +95,8 @@ def fake_cupy(said, *, capability="90", room=10**9):
             get_elapsed_time=lambda _begin, _end: 3.0,
             alloc_pinned_memory=bytearray,
             memory=SimpleNamespace(OutOfMemoryError=FullError),
-            runtime=SimpleNamespace(CUDARuntimeError=DriverError),
+            runtime=SimpleNamespace(CUDARuntimeError=RuntimeFault),
+            driver=SimpleNamespace(CUDADriverError=DriverFault),
         ),
     )
 
@@ -161,16 +168,44 @@ def test_an_old_card_no_card_and_no_cupy_are_each_told(said, monkeypatch, tmp_pa
         CupyDevice(tmp_path)
 
     def no_device(_):
-        raise DriverError("no CUDA-capable device is detected")
+        raise RuntimeFault("no CUDA-capable device is detected", 100)
 
     cupy = fake_cupy(said)
     cupy.cuda.Device = no_device
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(ModelError, match="no usable GPU"):
+    with pytest.raises(GpuFailed, match="no CUDA-capable device"):
         CupyDevice(tmp_path)
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ModelError, match="pip install"):
         CupyDevice(tmp_path)
+
+
+@pytest.mark.parametrize("fault", [RuntimeFault, DriverFault])
+def test_short_memory_may_pass_and_anything_else_of_cuda_does_not(device, fault):
+    with pytest.raises(GpuFull, match="memory is full"), device.active():
+        raise fault("out of memory", 2)
+    with pytest.raises(GpuFailed, match="unspecified launch failure"), device.active():
+        raise fault("unspecified launch failure", 719)
+    with pytest.raises(ZeroDivisionError), device.active():
+        raise ZeroDivisionError
+
+
+def test_a_graph_there_is_no_memory_for_is_told_from_a_failure(device):
+    def fails(status):
+        raise RuntimeFault("graph", status)
+
+    with pytest.raises(GpuFull):
+        device.capture(lambda: fails(2))
+    with pytest.raises(GpuFailed):
+        device.capture(lambda: fails(700))
+
+
+def test_a_card_that_is_gone_can_be_closed(device, monkeypatch):
+    def gone(_self):
+        raise RuntimeFault("the GPU is lost", 46)
+
+    monkeypatch.setattr(FakeDevice, "__enter__", gone)
+    device.close()
 
 
 def test_close_gives_the_pools_back(device, said):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gpu.kernels.cuda_step import ARRAYS, COUNTS, HEADER_WORDS, StepTooLarge, pack_step, step_words
+from gpu.errors import StepTooLarge
+from gpu.kernels.cuda_step import ARRAYS, COUNTS, HEADER_WORDS, pack_step, step_words
 from tests.gpu.cuda.arrays import batch_of
 
 BATCH = batch_of(
