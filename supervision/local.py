@@ -32,6 +32,7 @@ from attrs import define, field
 
 from supervision.actor import LATER, Actor, Context, Sender
 from supervision.context import ActorContext
+from supervision.errors import ActorDown
 from supervision.inbox import CAPACITY
 from supervision.memory import Hub
 from supervision.runtime import Runtime
@@ -151,7 +152,10 @@ class LocalTree:
     async def start(
         self, name: str, actor: Actor, *, capacity: int = CAPACITY, files: dict[str, int] | None = None
     ) -> int:
-        """Start an actor; returns its epoch when it is up. An exception of its `on_start` is raised here."""
+        """Start an actor; returns its epoch when it is up.
+
+        An exception of its `on_start` is raised here; `ActorDown` when it was killed meanwhile.
+        """
         running = self._launch(name, actor, capacity, files or {})
         await self._nursery.start(self._live, name, running)
         return running.runtime.context.epoch
@@ -172,9 +176,21 @@ class LocalTree:
     async def kill(self, name: str) -> None:
         """End an actor where it stands; returns when it is gone and everyone knows."""
         running = self._running[name]
-        self.hub.cut_off(name)
-        running.scope.cancel()
+        self.cut_down(name)
         await running.over.wait()
+
+    def cut_down(self, name: str) -> None:
+        """Begin `kill`: from now on nothing the actor says is heard. Never waits, so it may be called from
+        anywhere, from the actor's own code too.
+        """
+        self.hub.cut_off(name)
+        self._running[name].scope.cancel()
+
+    async def gone(self, name: str) -> BaseException | None:
+        """Wait until no incarnation is there; returns what the last one died of, None for a kill."""
+        if name in self._running:
+            await self._running[name].over.wait()
+        return self._crashes.pop(name, None)
 
     async def stop(self, name: str, *, grace: float = GRACE) -> None:
         """Stop an actor in order; returns when it is gone and everyone knows."""
@@ -219,6 +235,8 @@ class LocalTree:
         try:
             with running.scope:
                 await running.runtime.run(task_status=ready)
+            if running.scope.cancelled_caught and not ready.is_ready:
+                raise ActorDown(name, "killed while it started")
         except Exception as error:  # noqa: BLE001 - an actor's death is news, not the tree's end
             crash = _only(error)
             if not ready.is_ready:

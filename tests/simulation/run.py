@@ -1,0 +1,47 @@
+"""Runs seeds and prints a line of JSON for each: `python -m tests.simulation.run FIRST COUNT [--plant NAME]`.
+
+With a planted bug it stops at the first seed that finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import traceback
+
+from tests.simulation.determinism import with_fixed_hashes
+
+
+def main() -> None:
+    """Run the seeds that the arguments name."""
+    from tests.simulation import planted
+    from tests.simulation.simulate import Outcome, simulate
+
+    parser = argparse.ArgumentParser(prog="tests.simulation.run", description=__doc__)
+    parser.add_argument("first", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--plant", choices=sorted(planted.BUGS))
+    chosen = parser.parse_args()
+    bug = planted.BUGS[chosen.plant] if chosen.plant else contextlib.nullcontext
+    for number in range(chosen.count):
+        seed = chosen.first + number * chosen.step
+        try:
+            with bug():
+                outcome = simulate(seed)
+        except Exception:  # noqa: BLE001 - the simulation itself broke: that is a find, too
+            outcome = Outcome(seed, (traceback.format_exc(),), "", {})
+        facts = {"seed": seed, "violations": outcome.violations, "digest": outcome.digest, **outcome.counts}
+        print(json.dumps(facts), flush=True)
+        if chosen.plant and outcome.violations:
+            sys.exit()
+        if number % 20 == 0:
+            gc.collect()
+
+
+if __name__ == "__main__":
+    with_fixed_hashes("tests.simulation.run")
+    main()

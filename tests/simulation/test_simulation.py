@@ -1,0 +1,88 @@
+"""Thousands of storms, each from a seed: every promise is kept, and a planted bug is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation import planted
+
+ROOT = Path(__file__).parents[2]
+SEEDS = int(os.environ.get("ANTIPHON_SIMULATION_SEEDS", "400"))
+"""Seeds of the slow test; 2,000 and more when there is time for them."""
+FIRST = int(os.environ.get("ANTIPHON_SIMULATION_FIRST", "0"))
+WORKERS = 2
+FIND_WITHIN = 200
+"""A planted bug is found within so many seeds."""
+REGRESSIONS: tuple[int, ...] = ()
+"""Seeds that once broke a promise."""
+
+
+def _start(first: int, count: int, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.simulation.run", str(first), str(count), *options]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def _outcomes(*workers: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    outcomes = []
+    for worker in workers:
+        said, _ = worker.communicate()
+        assert worker.returncode == 0, f"a worker ended with {worker.returncode}"
+        outcomes += [json.loads(line) for line in said.splitlines()]
+    return outcomes
+
+
+def _broken(outcomes: Sequence[dict[str, Any]]) -> str:
+    lines = [f"seed {o['seed']}: {what}" for o in outcomes for what in o["violations"]]
+    return "\n".join([*lines, "replay one with: python -m tests.simulation.replay SEED"]) if lines else ""
+
+
+@pytest.mark.slow
+def test_no_storm_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    outcomes = _outcomes(
+        *(_start(FIRST + n, len(range(n, SEEDS, WORKERS)), "--step", str(WORKERS)) for n in range(WORKERS))
+    )
+    took = time.monotonic() - began
+    assert sorted(o["seed"] for o in outcomes) == list(range(FIRST, FIRST + SEEDS))
+    assert not _broken(outcomes), _broken(outcomes)
+    faults = sum(o.get("kills", 0) for o in outcomes)
+    with capsys.disabled():
+        print(f"\n{SEEDS} simulated storms, {faults} kills, {SEEDS / took:.1f} seeds/s")
+    assert faults >= SEEDS, "too few kills for a storm"
+
+
+@pytest.mark.parametrize("bug", sorted(planted.BUGS))
+@pytest.mark.slow
+def test_a_planted_bug_is_found(bug: str) -> None:
+    outcomes = _outcomes(_start(0, FIND_WITHIN, "--plant", bug))
+    assert _broken(outcomes), f"{bug} was not found in {FIND_WITHIN} seeds"
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_run_every_time() -> None:
+    alone = _outcomes(_start(5, 1))
+    after_others = _outcomes(_start(3, 3))
+    assert alone[0] == after_others[-1]
+    assert alone[0]["digest"] != after_others[0]["digest"]
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_seed_that_once_failed_does_so_no_more(seed: int) -> None:
+    outcomes = _outcomes(_start(seed, 1))
+    assert not _broken(outcomes), _broken(outcomes)
+
+
+def test_some_storms_break_no_promise() -> None:
+    outcomes = _outcomes(_start(7, 6))
+    assert len(outcomes) == 6
+    assert not _broken(outcomes), _broken(outcomes)
