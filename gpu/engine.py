@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu.admission import check_request
 from gpu.batch import BatchBuilder
 from gpu.blocks import BLOCK_SIZE, BlockPool
-from gpu.errors import BadRequest, EngineFull, ModelError
+from gpu.errors import BadRequest, EngineFull, ModelError, StepTooLarge
 from gpu.governor import ChunkGovernor
 from gpu.kernels import StepResult
 from gpu.kernels.host import HostKernels
@@ -129,12 +129,19 @@ class Engine:
         return True
 
     def step(self) -> StepOutput:
-        """Run one iteration: a token for each decoding sequence, a chunk of the prompts beside them."""
+        """Run one iteration: a token for each decoding sequence, a chunk of the prompts beside them.
+
+        Raises `GpuFull` with everything as it was before, `GpuFailed` when the engine is of no more use.
+        """
         began = time.perf_counter()
         self.scheduler.chunk_beside_decode = self._governor.chunk
         plan = self.scheduler.plan()
         self._forget_preempted(plan)
-        result = self.model.step(self._builder.build(plan.pieces)) if plan.pieces else None
+        try:
+            result = self.model.step(self._builder.build(plan.pieces)) if plan.pieces else None
+        except StepTooLarge as error:
+            self._end(max(plan.pieces, key=_list_length).sequence, "error", str(error))
+            plan, result = Plan(preempted=plan.preempted), None
         outputs = self._take(plan, result) if result else []
         outputs, self._ended = [*self._ended, *outputs], []
         return StepOutput(tuple(outputs), self._stats(plan, result, time.perf_counter() - began))
@@ -224,6 +231,13 @@ class Engine:
             python_seconds=seconds - forward - sampling,
             bytes_moved=result.bytes_moved if result else 0,
         )
+
+
+def _list_length(piece: Piece) -> int:
+    """How much of a step's input a request's biases and penalties are: what may make a step too large."""
+    params = piece.sequence.request.params
+    penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+    return len(params.logit_bias) + (len(piece.sequence.tokens) if penalised else 0)
 
 
 def _ending(request: Request, position: int, cached: int, finish: str, error: str = "") -> SequenceOutput:
