@@ -23,6 +23,7 @@ from attrs import frozen
 from actors.group_commit import GroupCommit
 from actors.limits_wire import headers, refusal
 from actors.protocol import (
+    ErrorBody,
     LimitExceeded,
     LiveTurnList,
     LiveTurns,
@@ -36,6 +37,7 @@ from actors.protocol import (
     Settle,
     Settled,
 )
+from actors.turn_errors import OVERLOADED
 from store.accounts import Accounts
 from store.limits import Denied, Gauge, Limits, Meter, Reservation
 from store.limits_state import Change, Closed, Forgotten, Level, LimitsState, Opened, Spent
@@ -49,6 +51,10 @@ _ASK_SESSION = 5.0
 _IDS_A_MESSAGE = 1000
 _REMEMBER_CLOSED = 600 * 1_000_000_000
 """Nanoseconds for which a closed request is not held for again, should its `Reserve` come late."""
+_ENDED = ErrorBody(
+    503, OVERLOADED, "This request was ended before it began. Ask again.", code="server_is_overloaded"
+)
+"""Whoever admits a request again after its end must not run it: it would hold nothing."""
 
 
 @frozen
@@ -140,6 +146,8 @@ class Limiter(Actor):
         now = self._now()
         wanted = Reservation(message.request_id, message.owner, scope, message.model, message.tokens, now)
         is_new = not self._meter.knows(message.request_id)
+        if not is_new and message.request_id not in self._meter.open:
+            return LimitExceeded(message.request_id, _ENDED)
         denied = self._meter.reserve(wanted, limits)
         gauge = self._meter.gauge(scope, message.model, limits, now)
         if denied is not None:

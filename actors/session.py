@@ -318,6 +318,8 @@ class Session(Actor):
         old = self._readers.pop(key, None)
         if old is not None:
             old.leave()
+        if turn.finished is not None and not self._host.journal.events(row.owner, row.request_id, after):
+            return  # it has heard all of it, and would wait here for ever
         live = self._turns.get(row.request_id)
         edge = (sender.name, sender.epoch)
         reader = Reader(

@@ -180,8 +180,9 @@ class LocalTree:
         await running.over.wait()
 
     def cut_down(self, name: str) -> None:
-        """Begin `kill`: from now on nothing the actor says is heard. Never waits, so it may be called from
-        anywhere, from the actor's own code too.
+        """Begin `kill`: from now on nothing the actor says is heard.
+
+        Never waits, so it may be called from anywhere, from the actor's own code too.
         """
         self.hub.cut_off(name)
         self._running[name].scope.cancel()
@@ -235,8 +236,6 @@ class LocalTree:
         try:
             with running.scope:
                 await running.runtime.run(task_status=ready)
-            if running.scope.cancelled_caught and not ready.is_ready:
-                raise ActorDown(name, "killed while it started")
         except Exception as error:  # noqa: BLE001 - an actor's death is news, not the tree's end
             crash = _only(error)
             if not ready.is_ready:
@@ -245,6 +244,8 @@ class LocalTree:
             self._crashed.unpark_all()
         finally:
             self._bury(name, running)
+        if running.scope.cancelled_caught and not ready.is_ready:
+            raise ActorDown(name, "killed while it started")
 
     def _bury(self, name: str, running: _Running) -> None:
         self.hub.cut_off(name)

@@ -95,8 +95,20 @@ async def test_repeating_holds_once_and_closes_once(bench):
     assert await ask(client, Settle("r", "acme", 40)) == Settled("r", known=True)
     assert await ask(client, Settle("r", "acme", 40)) == Settled("r", known=False)
     assert await ask(client, Release("r", "acme")) == Settled("r", known=False)
-    again = dict((await ask(client, reserve())).headers)
-    assert again["x-ratelimit-remaining-tokens"] == "560"
+    other = dict((await ask(client, reserve("s", tokens=60))).headers)
+    assert other["x-ratelimit-remaining-tokens"] == "500"
+    assert await open_reservations(client) == {"s"}
+
+
+@with_limiter
+async def test_a_request_that_was_closed_is_not_run_without_a_reservation(bench):
+    await bench.start()
+    client = bench.tree.client("test.0")
+    await ask(client, reserve())
+    await ask(client, Release("r", "acme"))
+    again = await ask(client, reserve())
+    assert isinstance(again, LimitExceeded)
+    assert again.error.status == 503
     assert await open_reservations(client) == set()
 
 
