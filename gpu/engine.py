@@ -19,7 +19,7 @@ from gpu.scheduler import Piece, Plan, Scheduler
 from gpu.sequence import Request, Sequence, SequenceOutput, StepOutput, StepStats, TokenLogprob
 from gpu.weights import open_weights
 
-MAX_BATCH, TOKEN_BUDGET, MAX_WAITING = 32, 512, 1024
+MAX_BATCH, TOKEN_BUDGET, MAX_WAITING = 32, 256, 1024
 KV_SHARE = 0.25
 """Of the memory that is available after loading, when nothing else is said."""
 
@@ -97,6 +97,11 @@ class Engine:
             token_budget=token_budget,
             max_waiting=max_waiting,
         )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the whole KV pool: what a start states, in blocks of `BLOCK_SIZE` tokens."""
+        return self.pool.total * self.model.kernels.block_bytes
 
     @property
     def has_work(self) -> bool:

@@ -9,6 +9,32 @@ from gpu.rope import rope_tables
 
 def reference_logprobs(source, tokens):
     """Log-probabilities after each token, (tokens, vocab)."""
+    return log_softmax(reference_hidden(source, tokens) @ _head(source).T)
+
+
+def reference_scores(source, tokens, piece=128):
+    """The log-probability of each token but the first, given those before it: (tokens - 1,)."""
+    hidden, head = reference_hidden(source, tokens), _head(source)
+    out = []
+    for start in range(0, len(tokens) - 1, piece):
+        rows = log_softmax(hidden[start : start + piece] @ head.T)
+        nexts = tokens[start + 1 : start + 1 + piece]
+        out += [row[token] for row, token in zip(rows, nexts, strict=False)]
+    return np.array(out)
+
+
+def log_softmax(logits):
+    logits = logits.astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def _head(source):
+    return source.floats("token_embd.weight" if source.config.tied_embeddings else "output.weight")
+
+
+def reference_hidden(source, tokens):
+    """What the head is multiplied with, (tokens, width)."""
     c = source.config
     n, group = len(tokens), c.heads // c.kv_heads
     cos, sin = rope_tables(source, n)
@@ -27,18 +53,20 @@ def reference_logprobs(source, tokens):
             k = _norm(k, weight("attn_k_norm.weight"), c.norm_eps)
         q, k = _turn(q, cos, sin, c.rope_pairs), _turn(k, cos, sin, c.rope_pairs)
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(c.head_dim)
-        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
-        x = x + np.einsum("hij,jhd->ihd", p, v).reshape(n, -1) @ weight("attn_output.weight").T
+        attended = [_attend(q[:, head], k[:, head], v[:, head]) for head in range(c.heads)]
+        x = x + np.concatenate(attended, axis=1) @ weight("attn_output.weight").T
         h = _norm(x, weight("ffn_norm.weight"), c.norm_eps)
         gate, up = h @ weight("ffn_gate.weight").T, h @ weight("ffn_up.weight").T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ weight("ffn_down.weight").T
-    head = source.floats("token_embd.weight" if c.tied_embeddings else "output.weight")
-    logits = (_norm(x, source.floats("output_norm.weight"), c.norm_eps) @ head.T).astype(np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return _norm(x, source.floats("output_norm.weight"), c.norm_eps)
+
+
+def _attend(q, k, v):
+    """One head: (tokens, head_dim) each."""
+    scores = q @ k.T / np.float32(np.sqrt(q.shape[1]))
+    scores = np.where(np.tril(np.ones(scores.shape, bool)), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return (p / p.sum(-1, keepdims=True)).astype(np.float32) @ v
 
 
 def _norm(x, weight, eps):

@@ -1,5 +1,10 @@
 """The CPU's kernels against plain NumPy, and their promise: a row does not depend on its neighbours."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tiny_models
@@ -13,6 +18,7 @@ from gpu.kernels.packing import pack_rows
 from gpu.kernels.rows import quantize
 from gpu.quants import dequantize
 
+HERE = Path(__file__).parent
 KINDS = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "BF16", "F32"]
 
 
@@ -130,3 +136,23 @@ def test_the_best_instructions_that_are_wholly_there_are_chosen():
 def test_the_description_is_of_this_machine():
     cpu = describe_cpu()
     assert 1 <= cpu.threads <= cpu.cores
+
+
+@pytest.mark.slow
+def test_portable_instructions_pass_the_same_tests(tmp_path):
+    """Every machine has them; most never use them, so they are tried here on purpose."""
+    chosen = {**os.environ, "ANTIPHON_ISA": "portable", "ANTIPHON_CACHE": str(tmp_path)}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        str(HERE / "test_kernels.py"),
+        str(HERE / "test_models.py"),
+    ]
+    done = subprocess.run(
+        command, env=chosen, capture_output=True, text=True, check=False, cwd=HERE.parents[1]
+    )
+    assert done.returncode == 0, done.stdout[-2000:]

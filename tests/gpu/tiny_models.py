@@ -123,7 +123,7 @@ def write_gguf(
         writer.add_uint32(key, value)
     for i, (name, values) in enumerate(weights.items()):
         wanted = (kinds or {}).get(name, kind) if values.ndim == 2 else "F32"
-        if wanted in ("F32",):
+        if wanted == "F32":
             writer.add_tensor(name, values)
             continue
         blocks = random_blocks(wanted, *values.shape, seed=i)
@@ -180,10 +180,11 @@ def write_safetensors(path, weights, architecture="LlamaForCausalLM", *, shards=
     }
     (path / "config.json").write_text(json.dumps(settings))
     tokens = vocabulary()
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer = {
         "version": "1.0",
         "added_tokens": [
-            {"id": 256 + i, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            {"id": 256 + i, "content": text, "special": True, **flags}
             for i, text in enumerate(SPECIALS)
         ],
         "normalizer": None,
