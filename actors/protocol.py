@@ -295,7 +295,9 @@ class TurnRecord:
     metadata: tuple[tuple[str, str], ...] = ()
     last_sequence: int = 0
     store: bool = True
-    """As the `OpenTurn` said; the edge shows only stored turns by id."""
+    """As the `OpenTurn` said; the edge shows a turn that has ended by its id only when it was to be stored."""
+    fast_answer: str = ""
+    """`<release>/<entry>` when the catalog answered."""
 
 
 @frozen

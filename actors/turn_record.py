@@ -71,6 +71,7 @@ def record_of(history: History) -> TurnRecord:
             case TurnDone():
                 usage = event.usage
     status = cast("TurnStatus", turn.status)
+    hit = decode_hit(row.answer)
     return TurnRecord(
         row.request_id,
         row.model,
@@ -83,4 +84,6 @@ def record_of(history: History) -> TurnRecord:
         decode_error(turn.error),
         opening.metadata,
         len(events),
+        opening.store,
+        f"{hit.release}/{hit.entry}" if hit else "",
     )

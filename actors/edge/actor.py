@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, ClassVar
 
 from attrs import field, frozen
@@ -10,6 +11,7 @@ from attrs import field, frozen
 from actors.edge.app import create_app
 from actors.edge.chat_completions import Bounds, Models
 from actors.edge.errors import overloaded
+from actors.edge.feedback import Ratings
 from actors.edge.health import Readiness
 from actors.edge.identity import Identities
 from actors.edge.metrics import Figures
@@ -19,6 +21,7 @@ from actors.edge.services import Services
 from actors.edge.turns import Patience, Turns
 from actors.protocol import Metrics, ReadMetrics, TurnEvents
 from store.accounts import Accounts
+from store.feedback import RowLog
 from supervision.actor import Actor, Sender
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,8 @@ class EdgeSettings:
     models: tuple[ModelInfo, ...]
     accounts: str
     """Path or URL of the accounts' database."""
+    feedback_root: str = ""
+    """The directory of ratings; "" is `feedback` under the state directory."""
     body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
     keepalive: float = 12.0
@@ -75,6 +80,7 @@ class Edge(Actor):
             identities=Identities(self._accounts),
             figures=Figures(context.name),
             readiness=Readiness(context),
+            ratings=Ratings(self._row_log()),
             keepalive=settings.keepalive,
             turn_seconds=settings.turn_seconds,
             body_bytes=settings.body_bytes,
@@ -107,6 +113,10 @@ class Edge(Actor):
             await self._server.drain(LAST_WORDS)
         self._server.abort_all()
         self._accounts.close()
+
+    def _row_log(self) -> RowLog:
+        root = self._settings.feedback_root or self.context.state_dir / "feedback"
+        return RowLog(Path(root), "ratings", f"{self.context.name}-{self.context.epoch}")
 
     def _gauges(self) -> dict[str, float]:
         return self._services.gauges(self._server)

@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
-from actors.edge import chat_completions, moderations, request_ids, responses, sse
+from actors.edge import chat_completions, feedback, moderations, request_ids, responses, sse
 from actors.edge.chat_rendering import ChatStream, Gathered, completion
 from actors.edge.errors import (
     ApiError,
@@ -93,6 +93,7 @@ def create_app(services: Services, gauges: Callable[[], dict[str, float]]) -> Qu
     app.get("/v1/responses/<response_id>")(handlers.get_response)
     app.post("/v1/responses/<response_id>/cancel")(handlers.cancel_response)
     app.post("/v1/moderations")(handlers.moderation)
+    app.post("/v1/feedback")(handlers.rate)
     app.get("/v1/models")(handlers.list_models)
     app.get("/v1/models/<path:name>")(handlers.get_model)
     app.get("/health/live")(handlers.live)
@@ -201,15 +202,19 @@ class Handlers:
             tuple(choice.logprobs) if logprobs else (),
             choice.finish_reason,
             gathered.usage,
+            fast_answer=gathered.fast_answer,
         )
         return _json(sse.encode(response_object(shape, state)), 200, opened.headers)
 
     async def get_response(self, response_id: str) -> Response:
-        """`GET /v1/responses/{id}`, and its stream from any sequence number on. Costs nothing."""
+        """`GET /v1/responses/{id}`, and its stream from any sequence number on. Costs nothing.
+
+        A turn that is not to be stored is there until it ends, so that its stream can be taken up again.
+        """
         identity = self._prove()
         asked = responses.parse_resume(request.args.to_dict())
         request_id = _turn_id(response_id)
-        record = await self._stored(request_id, identity)
+        record = await self._shown(request_id, identity)
         if not asked.stream:
             return _json(sse.encode(response_object(shape_of(record), state_of(record))), 200)
         opened, reader = await self._services.turns.attach(request_id, identity.account)
@@ -221,9 +226,9 @@ class Handlers:
         """`POST /v1/responses/{id}/cancel`: what was generated is kept, and billed."""
         identity = self._prove(writes=True)
         request_id = _turn_id(response_id)
-        await self._stored(request_id, identity)
+        await self._shown(request_id, identity)
         await self._services.turns.cancel(request_id, identity.account)
-        record = await self._stored(request_id, identity)
+        record = await self._services.turns.read(request_id, identity.account)
         return _json(sse.encode(response_object(shape_of(record), state_of(record))), 200)
 
     async def socket(self) -> None:
@@ -263,9 +268,9 @@ class Handlers:
             raise ApiError(error)
         return gathered
 
-    async def _stored(self, request_id: str, identity: Identity) -> TurnRecord:
+    async def _shown(self, request_id: str, identity: Identity) -> TurnRecord:
         record = await self._services.turns.read(request_id, identity.account)
-        if not record.store:
+        if not record.store and record.status != "in_progress":
             raise not_found(f"Response with id 'resp_{request_id}' not found.")
         return record
 
@@ -295,6 +300,16 @@ class Handlers:
         question = moderations.parse(await _parse(await self._body()))
         answer = await moderations.ask(self._services.context, question, identity.account)
         return _json(sse.encode(moderations.render(answer)), 200)
+
+    async def rate(self) -> Response:
+        """`POST /v1/feedback`: thumbs up, thumbs down or a wish for another reply, of a turn of the asker's."""
+        services = self._services
+        identity = self._prove(writes=True)
+        opinion = feedback.parse(await _parse(await self._body()))
+        await feedback.check(services.turns, opinion, identity)
+        await services.ratings.keep(feedback.row_of(opinion, identity))
+        services.figures.count("ratings_total", rating=opinion.rating)
+        return _json(sse.encode(feedback.render(opinion)), 200)
 
     async def list_models(self) -> Response:
         """`GET /v1/models`: every name that a request may use."""

@@ -69,8 +69,8 @@ class ChatStream:
             case ChoiceDone(choice=choice, finish_reason=reason):
                 logprobs = tuple(self._held.pop(choice, ()))
                 return sse.event(self._chunk(choice, {}, logprobs, reason))
-            case TurnDone(usage=usage):
-                return self._usage(usage) + sse.DONE
+            case TurnDone(usage=usage, fast_answer=fast_answer):
+                return self._usage(usage, fast_answer) + sse.DONE
             case TurnFailed(error=error):
                 return self.broken(error)
 
@@ -90,10 +90,10 @@ class ChatStream:
             chunk["usage"] = None
         return sse.encode(chunk)
 
-    def _usage(self, usage: Usage) -> bytes:
+    def _usage(self, usage: Usage, fast_answer: str) -> bytes:
         if not self._include_usage:
             return b""
-        return sse.event(sse.encode({**self._head, "choices": [], "usage": chat_usage(usage)}))
+        return sse.event(sse.encode({**self._head, "choices": [], "usage": chat_usage(usage, fast_answer)}))
 
 
 @define
@@ -116,6 +116,7 @@ class Gathered:
     def __init__(self, n: int) -> None:
         self.choices = [GatheredChoice() for _ in range(n)]
         self.usage: Usage | None = None
+        self.fast_answer = ""
         self.error: ErrorBody | None = None
 
     def take(self, events: Iterable[TurnEvent]) -> None:
@@ -127,8 +128,8 @@ class Gathered:
                     self.choices[choice].logprobs.extend(logprobs)
                 case ChoiceDone(choice=choice, finish_reason=reason):
                     self.choices[choice].finish_reason = reason
-                case TurnDone(usage=usage):
-                    self.usage = usage
+                case TurnDone(usage=usage, fast_answer=fast_answer):
+                    self.usage, self.fast_answer = usage, fast_answer
                 case TurnFailed(error=error):
                     self.error = error
 
@@ -148,7 +149,7 @@ def completion(
             }
             for index, choice in enumerate(gathered.choices)
         ],
-        "usage": chat_usage(gathered.usage or Usage(opened.prompt_tokens, 0)),
+        "usage": chat_usage(gathered.usage or Usage(opened.prompt_tokens, 0), gathered.fast_answer),
     }
 
 
@@ -184,9 +185,10 @@ def _joined(first: TurnEvent, second: TextDelta) -> TextDelta:
     )
 
 
-def chat_usage(usage: Usage) -> dict[str, Any]:
+def chat_usage(usage: Usage, fast_answer: str = "") -> dict[str, Any]:
     """Return usage as chat completions have it. Cached tokens are part of the prompt's, not added to them."""
     return {
+        **fast_answer_mark(fast_answer),
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -198,6 +200,11 @@ def chat_usage(usage: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def fast_answer_mark(fast_answer: str) -> dict[str, str]:
+    """Return what usage says beyond the wire's own fields of a reply that no model made."""
+    return {"fast_answer": fast_answer} if fast_answer else {}
 
 
 def chat_logprobs(logprobs: Iterable[TextLogprob]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from actors.edge import request_ids, sse
-from actors.edge.chat_rendering import merged, token_logprob
+from actors.edge.chat_rendering import fast_answer_mark, merged, token_logprob
 from actors.edge.errors import error_object
 from actors.protocol import (
     ChoiceDone,
@@ -69,6 +69,7 @@ class State:
     finish_reason: str = ""
     usage: Usage | None = None
     error: ErrorBody | None = None
+    fast_answer: str = ""
 
 
 def shape_of(record: TurnRecord) -> Shape:
@@ -84,7 +85,7 @@ def state_of(record: TurnRecord) -> State:
     ended = record.status != "in_progress"
     status = final_status(finish) if record.status == "completed" else record.status
     text = record.texts[0] if record.texts and (ended or record.texts[0]) else None
-    return State(status, text, (), finish, record.usage if ended else None, record.error)
+    return State(status, text, (), finish, record.usage if ended else None, record.error, record.fast_answer)
 
 
 def final_status(finish_reason: str) -> str:
@@ -122,15 +123,16 @@ def response_object(shape: Shape, state: State) -> dict[str, Any]:
         "top_logprobs": echo.get("top_logprobs", 0),
         "top_p": echo.get("top_p"),
         "truncation": "disabled",
-        "usage": None if state.usage is None else response_usage(state.usage),
+        "usage": None if state.usage is None else response_usage(state.usage, state.fast_answer),
         "user": echo.get("user"),
     }
     return made
 
 
-def response_usage(usage: Usage) -> dict[str, Any]:
+def response_usage(usage: Usage, fast_answer: str = "") -> dict[str, Any]:
     """Return usage as responses have it."""
     return {
+        **fast_answer_mark(fast_answer),
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
@@ -201,9 +203,9 @@ class ResponseEvents:
             case ChoiceDone(finish_reason=reason):
                 self._finish_reason = reason
                 return self._numbered(number, *self._part_done())
-            case TurnDone(usage=usage):
+            case TurnDone(usage=usage, fast_answer=fast_answer):
                 status = final_status(self._finish_reason)
-                return self._ending(number, status, usage=usage)
+                return self._ending(number, status, usage=usage, fast_answer=fast_answer)
             case TurnFailed(error=error):
                 status = "cancelled" if error.code == CANCELLED else "failed"
                 return self._ending(number, status, error=error)
@@ -244,7 +246,13 @@ class ResponseEvents:
         )
 
     def _ending(
-        self, number: int, status: str, *, usage: Usage | None = None, error: ErrorBody | None = None
+        self,
+        number: int,
+        status: str,
+        *,
+        usage: Usage | None = None,
+        error: ErrorBody | None = None,
+        fast_answer: str = "",
     ) -> list[bytes]:
         state = State(
             status,
@@ -253,6 +261,7 @@ class ResponseEvents:
             self._finish_reason,
             usage,
             error,
+            fast_answer,
         )
         final = {
             "type": "response.failed" if status == "cancelled" else f"response.{status}",

@@ -6,6 +6,7 @@ import trio
 from attrs import field, frozen
 
 from actors.edge.chat_completions import Bounds, Models
+from actors.edge.feedback import Ratings
 from actors.edge.health import Readiness
 from actors.edge.identity import Identities
 from actors.edge.metrics import Figures
@@ -25,6 +26,7 @@ class Services:
     identities: Identities
     figures: Figures
     readiness: Readiness
+    ratings: Ratings
     keepalive: float
     """Seconds between comments on a silent stream."""
     turn_seconds: float

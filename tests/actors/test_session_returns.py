@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from actors.protocol import OpenTurn, TurnDone, TurnRefused
+from actors.protocol import OpenTurn, ReadTurn, TurnDone, TurnRefused
 from tests.actors.small_tree import Reading, SmallTree, on_virtual_time, script_of, small_tree
 
 TEXT = "one and the same reply " * 5
@@ -149,3 +149,22 @@ async def test_a_finished_turn_is_forgotten_after_its_retention(tmp_path: Path) 
         again = small.reader(opening)
         await again.run()
         assert not again.opened.replayed
+
+
+@on_virtual_time
+async def test_a_turn_says_whether_it_is_to_be_stored(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        for store in (True, False):
+            reading = await small.say("hello", store=store)
+            record = await small.edge.ask("session.0", ReadTurn(reading.request_id, "acme"), timeout=5)
+            assert record.store is store
+
+
+@on_virtual_time
+async def test_a_turn_that_is_not_stored_still_answers_a_retry_with_its_key(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        first = await small.say("hello", store=False, idempotency_key="k", body_digest="d")
+        again = await small.say("hello", store=False, idempotency_key="k", body_digest="d")
+        assert again.opened is not None
+        assert again.opened.replayed
+        assert (again.request_id, again.text) == (first.request_id, first.text)

@@ -244,6 +244,7 @@ def record_of(turn: ScriptedTurn) -> TurnRecord:
         opening.metadata,
         len(turn.events),
         opening.store,
+        last.fast_answer if isinstance(last, TurnDone) else "",
     )
 
 

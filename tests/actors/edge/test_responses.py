@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from actors.protocol import ErrorBody, TurnFailed
+from actors.protocol import ChoiceDone, ErrorBody, TextDelta, TurnDone, TurnFailed, Usage
 from tests.actors.edge.harness import (
     GOLDEN,
     Script,
@@ -219,7 +219,58 @@ async def test_a_response_that_is_not_stored_is_not_read_again(tmp_path):
     async with door(tmp_path) as d:
         body = (await d.post(ask(store=False), PATH)).json()
         assert body["status"] == "completed"
-        assert (await d.get(f"{PATH}/{body['id']}")).status_code == 404
+        for path in (f"{PATH}/{body['id']}", f"{PATH}/{body['id']}?stream=true"):
+            assert (await d.get(path)).status_code == 404
+        assert (await d.post(path=f"{PATH}/{body['id']}/cancel")).status_code == 404
+
+
+@trio_test
+async def test_a_response_that_is_not_stored_is_taken_up_again_while_it_lives(tmp_path):
+    async with door(tmp_path, Script(hold_after=3)) as d, d.http() as client:
+        async with client.stream("POST", PATH, json=ask(store=False, stream=True)) as reply:
+            lines = (line async for line in reply.aiter_lines() if line.startswith("data: "))
+            seen = [json.loads((await anext(lines))[6:])]
+            while deltas(seen) != "The capital of":
+                seen.append(json.loads((await anext(lines))[6:]))
+        path = f"{PATH}/{seen[0]['response']['id']}"
+        query = {"stream": "true", "starting_after": str(seen[-1]["sequence_number"])}
+        async with client.stream("GET", path, params=query) as reply:
+            await d.session.release()
+            rest = [json.loads(line[6:]) async for line in reply.aiter_lines() if line.startswith("data: ")]
+        assert deltas(seen) + deltas(rest) == GOLDEN
+        assert (await d.get(path)).status_code == 404
+
+
+@trio_test
+async def test_a_response_that_is_not_stored_can_be_cancelled(tmp_path):
+    async with (
+        door(tmp_path, Script(hold_after=2)) as d,
+        d.http() as client,
+        client.stream("POST", PATH, json=ask(store=False, stream=True)) as reply,
+    ):
+        lines = (line async for line in reply.aiter_lines() if line.startswith("data: "))
+        rid = json.loads((await anext(lines))[6:])["response"]["id"]
+        d.script.hold_after = None
+        cancelled = await d.post(path=f"{PATH}/{rid}/cancel")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+
+
+FAST = (
+    TextDelta(1, 0, 0, GOLDEN),
+    ChoiceDone(2, 0, "stop"),
+    TurnDone(3, Usage(0, 0), "2026-08/france"),
+)
+
+
+@trio_test
+async def test_an_answer_of_the_catalog_is_marked_in_usage_and_has_no_tokens(tmp_path):
+    async with door(tmp_path, Script(events=list(FAST))) as d:
+        whole = (await d.post(ask(), PATH)).json()
+        assert (whole["usage"]["fast_answer"], whole["usage"]["total_tokens"]) == ("2026-08/france", 0)
+        final = (await streamed(d))[-1]["response"]
+        assert (final["usage"]["fast_answer"], final["usage"]["total_tokens"]) == ("2026-08/france", 0)
+        read = (await d.get(f"{PATH}/{whole['id']}")).json()
+        assert read["usage"] == whole["usage"]
 
 
 @pytest.mark.parametrize(
