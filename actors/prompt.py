@@ -31,6 +31,9 @@ class ModelText(Protocol):
         Raises `gpu.errors.TemplateError` or `gpu.errors.BadRequest` for messages the model cannot take.
         """
 
+    def count(self, text: str) -> int:
+        """Return how many tokens a text that is no prompt has."""
+
     def detokenizer(self) -> Detokenizer:
         """Return a fresh one, for one reply."""
 
@@ -66,6 +69,10 @@ class FileModelText:
             {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in messages
         ]
         return chat_template.encode_chat(self.tokenizer, self.template, plain)
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(self.tokenizer.encode(text))
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh one, for one reply."""

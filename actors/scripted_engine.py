@@ -55,6 +55,10 @@ class BytesText:
             raise BadRequest("messages", "the text is not Unicode: it has a lone surrogate") from error
         return list(b"".join(turns) + _ASSISTANT)
 
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(text.encode())
+
     def detokenizer(self) -> _Characters:
         """Return a fresh one, for one reply."""
         return _Characters()

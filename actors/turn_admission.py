@@ -88,10 +88,22 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
     routed, allow, reserved = answers.route, answers.allow, answers.reserved
     if not (isinstance(routed, Routed) and isinstance(allow, Allow) and isinstance(reserved, Reserved)):
         raise TypeError(f"admission of {opening.request_id} ended without its answers: {answers}")
-    headers = reserved.headers
-    if answers.hit is not None:
-        headers = (*headers, ("x-antiphon-fast-answer", f"{answers.hit.release}/{answers.hit.entry}"))
-    return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, answers.hit)
+    hit, headers = answers.hit, reserved.headers
+    if hit is not None and not await _is_short_enough(text, hit.answer, opening.params.max_tokens):
+        host.counters["fast_answers_too_long"] += 1
+        hit = None
+    if hit is not None:
+        headers = (*headers, ("x-antiphon-fast-answer", f"{hit.release}/{hit.entry}"))
+    return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, hit)
+
+
+async def _is_short_enough(text: ModelText, answer: str, max_tokens: int) -> bool:
+    """Whether the model could have said it within the limit: an answer is served whole or not at all."""
+    if len(answer.encode()) <= max_tokens:
+        return True  # a token is a byte at least
+    if len(answer) <= INLINE_CHARACTERS:
+        return text.count(answer) <= max_tokens
+    return await trio.to_thread.run_sync(text.count, answer) <= max_tokens
 
 
 async def _ask_all(host: Host, opening: OpenTurn, model: str, prompt: list[int], answers: _Answers) -> None:

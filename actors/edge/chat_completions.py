@@ -49,6 +49,8 @@ class TurnRequest:
     include_usage: bool = False
     background: bool = False
     store: bool = True
+    is_private: bool = False
+    """The client said `"store": false`: no row on it is kept either, so the catalog is not asked."""
     prompt_cache_key: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
     user: str = ""
@@ -59,10 +61,9 @@ class TurnRequest:
     @property
     def answerable_at_once(self) -> bool:
         """A first question without context or wishes of its own: what the catalog may answer."""
-        p = self.params
-        plain = self.n == 1 and p.logprobs < 0 and not p.logit_bias and not p.min_tokens and not p.ignore_eos
         single = len(self.messages) == 1 and self.messages[0].role == "user"
-        return self.extras.fast_answers == "auto" and single and plain and not self.extras.stop
+        plain = self.n == 1 and self.extras.is_default and not self.is_private
+        return self.extras.fast_answers == "auto" and single and plain
 
 
 class Models:
@@ -106,6 +107,7 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
     if n * params.max_tokens > bounds.generated:
         raise fields.refuse("n", f"n times max tokens must be at most {bounds.generated}")
     stream = fields.flag("stream") or False
+    store = fields.flag("store")
     request = TurnRequest(
         model=model,
         messages=messages,
@@ -114,7 +116,8 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         n=n,
         stream=stream,
         include_usage=_include_usage(fields, stream),
-        store=_store(fields),
+        store=store or False,
+        is_private=store is False,
         prompt_cache_key=fields.text("prompt_cache_key", 512) or "",
         metadata=take_metadata(fields),
         user=take_user(fields),
@@ -208,10 +211,6 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
     inner.unsupported("include_obfuscation", False)
     inner.done()
     return wanted
-
-
-def _store(fields: Fields) -> bool:
-    return fields.flag("store") or False
 
 
 def _refuse_unserved(fields: Fields) -> None:

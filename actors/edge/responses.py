@@ -44,6 +44,7 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         raise fields.refuse("max_output_tokens", f"must be at most {bounds.generated}")
     params, extras = take_sampling(fields, model, max_tokens=max_tokens, logprobs=_logprobs(fields))
     stream = fields.flag("stream") or False
+    store = _store(fields, background=body.get("background") is True)
     request = TurnRequest(
         model=model,
         messages=messages,
@@ -51,7 +52,8 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         extras=extras,
         stream=stream,
         background=fields.flag("background") or False,
-        store=_store(fields, background=body.get("background") is True),
+        store=store,
+        is_private=not store,
         prompt_cache_key=fields.text("prompt_cache_key", 512) or "",
         metadata=take_metadata(fields),
         user=take_user(fields),

@@ -40,6 +40,8 @@ class Extras:
     include_stop: bool
     fast_answers: str
     """"auto" | "off"."""
+    is_default: bool
+    """Nothing is asked of the sampling but a length: no seed, no stops, every parameter at its default."""
 
 
 def take_sampling(
@@ -69,10 +71,13 @@ def take_sampling(
         stop_token_ids=fields.integers("stop_token_ids", 0, model.vocab_size - 1, MAX_STOP_TOKENS),
         logprobs=logprobs,
     )
+    stop = _stops(fields)
+    plain = SamplingParams(params.max_tokens, seed=params.seed)
     extras = Extras(
-        stop=_stops(fields),
+        stop=stop,
         include_stop=fields.flag("include_stop_str_in_output") or False,
         fast_answers=fields.choice("fast_answers", ("auto", "off")) or "auto",
+        is_default=seed is None and not stop and params == plain,
     )
     return params, extras
 

@@ -59,6 +59,28 @@ async def test_an_answer_of_the_catalog_streams_and_costs_no_tokens(tmp_path: Pa
         assert small.books.witnessed == {}
         record = await small.edge.ask("session.0", ReadTurn("turn-1", "acme"), timeout=5)
         assert (record.status, record.texts, record.usage) == ("completed", (ANSWER,), Usage(0, 0))
+        assert record.fast_answer == "2026-08/france"
+
+
+@on_virtual_time
+async def test_an_answer_longer_than_the_reply_may_be_is_left_to_the_model(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        size = len(ANSWER)  # the scripted tokenizer has a token for each byte
+        cut = await small.say("capital?", fast_answers=True, max_tokens=size - 1)
+        assert (cut.text, cut.last.fast_answer) == ("You said: capital?", "")
+        assert "x-antiphon-fast-answer" not in cut.headers
+        whole = await small.say("capital?", fast_answers=True, max_tokens=size)
+        assert (whole.text, whole.last.fast_answer) == (ANSWER, "2026-08/france")
+
+
+@on_virtual_time
+async def test_text_with_many_bytes_a_character_is_counted_in_tokens(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog(answer="é" * 40))
+        for limit, wanted in ((79, ""), (80, "2026-08/france")):
+            reading = await small.say("capital?", fast_answers=True, max_tokens=limit)
+            assert reading.last.fast_answer == wanted
 
 
 @on_virtual_time

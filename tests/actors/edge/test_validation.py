@@ -414,8 +414,26 @@ def test_roles_and_parts_are_mapped():
 
 def test_only_a_first_plain_question_may_be_answered_at_once():
     assert read().answerable_at_once
-    assert read(temperature=0, stream=True, max_tokens=50).answerable_at_once
+    assert read(stream=True, max_tokens=50, store=True).answerable_at_once
+    assert read(temperature=1, top_p=1.0, top_k=0, presence_penalty=0, min_p=0, n=1).answerable_at_once
+    assert read(tools=[], response_format={"type": "text"}, stop=None, seed=None).answerable_at_once
     for fields in (
+        {"temperature": 0},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_k": 40},
+        {"min_p": 0.05},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"repetition_penalty": 1.1},
+        {"seed": 7},
+        {"min_tokens": 1},
+        {"ignore_eos": True},
+        {"stop_token_ids": [3]},
+        {"store": False},
+        {"messages": [{"role": "system", "content": "be brief"}, *MESSAGES]},
+        {"messages": [{"role": "developer", "content": "be brief"}]},
+        {"messages": [{"role": "assistant", "content": "yes?"}]},
         {"n": 2},
         {"logprobs": True},
         {"stop": "x"},
@@ -424,6 +442,13 @@ def test_only_a_first_plain_question_may_be_answered_at_once():
         {"fast_answers": "off"},
     ):
         assert not read(**fields).answerable_at_once
+
+
+def test_a_response_may_be_answered_at_once_unless_it_has_context_or_is_not_to_be_kept():
+    assert respond().answerable_at_once
+    assert respond(store=True, background=True).answerable_at_once
+    for fields in ({"instructions": "be brief"}, {"store": False}, {"temperature": 0}, {"seed": 1}):
+        assert not respond(**fields).answerable_at_once
 
 
 def test_an_unknown_model_is_a_404():
