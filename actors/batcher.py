@@ -16,6 +16,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.batcher_figures import Figures
+from actors.batcher_gpu import Seat
 from actors.batcher_witness import Witnessing
 from actors.bell import Bell
 from actors.protocol import (
@@ -35,11 +36,12 @@ from actors.protocol import (
 from actors.scripted_engine import ScriptedEngine
 from actors.turn_errors import INVALID, OVERLOADED
 from gpu.engine import Engine
-from gpu.errors import BadRequest, EngineFull
+from gpu.engine_on_gpu import load_engine_on_gpu
+from gpu.errors import BadRequest, EngineFull, GpuFailed, GpuFull
 from gpu.sequence import Request, SequenceOutput, StepOutput, StepStats
 from store.witness_outbox import Count, WitnessOutbox
 from supervision.actor import LATER, Actor, Later, Sender
-from supervision.errors import ActorDown, AskFailed
+from supervision.errors import ActorDown, AskFailed, CannotGoOn
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ LOAD_EVERY = 0.1
 LOAD_ANYWAY = 1.0
 """A router that was restarted hears of an idle batcher within this."""
 _BUSY_PAUSE = 0.05
+MEMORY_PAUSE = 0.25
+"""Seconds before a step that found no memory on the GPU is tried again."""
+MEMORY_TRIES = 4
+"""Steps without memory, one after the other, at which the newest generation is ended to make do with less."""
+_CHOSEN = ("max_batch", "max_waiting", "token_budget", "kv_bytes")
 
 
 class EngineFace(Protocol):
@@ -64,7 +71,7 @@ class EngineFace(Protocol):
         """End a request; its blocks are free when this returns."""
 
     def step(self) -> StepOutput:
-        """Run one iteration."""
+        """Run one iteration. Raises `GpuFull` with nothing done, and `GpuFailed`."""
 
     def close(self) -> None:
         """Give memory back."""
@@ -76,8 +83,13 @@ class BatcherSettings:
 
     model: str
     name: str
-    engine: Literal["host", "scripted"] = "host"
+    engine: Literal["host", "cuda", "scripted"] = "host"
+    device: str = ""
+    """UUID of the card, for `cuda`; no other is seen by the process."""
+    device_name: str = ""
+    """What people call that card."""
     threads: int = 0
+    """Of the host engine."""
     kv_bytes: int = 0
     max_batch: int = 0
     token_budget: int = 0
@@ -126,18 +138,19 @@ class Batcher(Actor):
         self._posts: dict[tuple[str, int], _Post] = {}
         self._stats = StepStats()
         self._taken = 0
+        self._seat = Seat(settings.device, settings.device_name or "the GPU")
+        self._steps_without_memory = 0
 
     def make_engine(self) -> EngineFace:
         """Return the engine that the settings name. Runs in a thread; a model takes its time to load."""
-        chosen = {
-            key: value
-            for key in ("max_batch", "max_waiting", "token_budget", "kv_bytes", "threads")
-            if (value := getattr(self._settings, key))
-        }
-        if self._settings.engine == "scripted":
+        settings = self._settings
+        chosen = {key: value for key in _CHOSEN if (value := getattr(settings, key))}
+        if settings.engine == "scripted":
             sizes = {key: chosen[key] for key in ("max_batch", "max_waiting") if key in chosen}
             return ScriptedEngine(**sizes)
-        return Engine.load(self._settings.model, **chosen)
+        if settings.engine == "cuda":
+            return load_engine_on_gpu(settings.model, **chosen)
+        return Engine.load(settings.model, threads=settings.threads or None, **chosen)
 
     # ------------------------------------------------------------------ life
 
@@ -145,6 +158,9 @@ class Batcher(Actor):
         """Load the model and begin to step."""
         if self._settings.engine == "scripted":
             self._engine = self.make_engine()
+        elif self._settings.engine == "cuda":
+            others_serve = bool(self.context.tree.up("edge"))
+            self._engine = await self._seat.load(self.make_engine, others_serve=others_serve)
         else:
             self._engine = await trio.to_thread.run_sync(self.make_engine)
         context = self.context
@@ -184,7 +200,15 @@ class Batcher(Actor):
             if not self._engine.has_work:
                 await self._bell.wait()
                 continue
-            output = await self._step()
+            try:
+                output = await self._step()
+            except GpuFull as error:
+                await self._wait_for_memory(error)
+                continue
+            except GpuFailed as error:
+                self.context.busy(False)  # no step is late: what follows is asking what became of the card
+                raise CannotGoOn(await self._seat.obituary(error)) from error
+            self._steps_without_memory = 0
             self.context.progress()
             self._take(output)
 
@@ -193,6 +217,20 @@ class Batcher(Actor):
             await trio.sleep(self._settings.step_seconds)
             return self._engine.step()
         return await trio.to_thread.run_sync(self._engine.step)
+
+    async def _wait_for_memory(self, error: GpuFull) -> None:
+        """Keep what runs and take nothing new for a moment; if that does not help, end the newest generation."""
+        self._steps_without_memory += 1
+        log.warning("no memory on the GPU for a step: %s", error)
+        if self._steps_without_memory % MEMORY_TRIES == 0 and self._generations:
+            newest = next(reversed(self._generations.values()))
+            position = newest.end
+            self._end(newest)
+            post = self._post(newest.session)
+            post.chunks.append(TokenChunk(newest.ask.generation, position, (), (), "error", str(error), 0))
+            post.bell.ring()
+            self.context.progress()
+        await trio.sleep(MEMORY_PAUSE)
 
     async def _do_orders(self) -> None:
         while self._lost_sessions:
@@ -210,6 +248,8 @@ class Batcher(Actor):
             return GenerationAccepted(ask.generation)
         if running is not None:
             self._end(running)
+        if self._steps_without_memory:
+            return _overloaded(ask, "The GPU's memory is full.")
         try:
             self._engine.add(
                 Request(
@@ -223,8 +263,7 @@ class Batcher(Actor):
                 )
             )
         except EngineFull as error:
-            body = ErrorBody(503, OVERLOADED, str(error), code="server_is_overloaded")
-            return GenerationRefused(ask.generation, body)
+            return _overloaded(ask, str(error))
         except BadRequest as error:
             return GenerationRefused(ask.generation, ErrorBody(400, INVALID, error.text, error.param))
         self._taken += 1
@@ -342,6 +381,11 @@ def _count(running: _Generation) -> Count:
         running.start,
         running.end,
     )
+
+
+def _overloaded(ask: Generate, why: str) -> GenerationRefused:
+    body = ErrorBody(503, OVERLOADED, why, code="server_is_overloaded")
+    return GenerationRefused(ask.generation, body)
 
 
 def _chunk(output: SequenceOutput) -> TokenChunk:
