@@ -18,7 +18,6 @@ from actors.protocol import (
     ErrorBody,
     OpenTurn,
     TextDelta,
-    TurnDone,
     TurnEvent,
     TurnFailed,
 )
@@ -221,7 +220,7 @@ class Client:
     async def _attempt(self) -> Attempt:
         edge = await self._an_edge()
         host = self._host(edge)
-        turn = next((a.turn for a in self.attempts if a.turn), "")
+        turn = next((a.turn for a in reversed(self.attempts) if a.turn), "")
         attempt = Attempt(self.wish, self.wish.opening(host, is_retry=bool(self.attempts)))
         comes_back = self.wish.behaviour == "background" and turn and not self._failed(turn)
         if comes_back:

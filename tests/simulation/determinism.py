@@ -30,7 +30,7 @@ _EPOCH = 1_790_000_000.0
 _THREAD_TAKES = 0.004
 """Virtual seconds that a call in a thread takes at most, before and after its work."""
 
-ThreadHook = Callable[[Callable[..., Any]], None]
+ThreadHook = Callable[[], None]
 """Called just before and just after the work of a simulated thread."""
 
 
@@ -66,10 +66,10 @@ def _threads(rng: random.Random, at_thread: ThreadHook) -> Callable[..., Awaitab
 
     async def run_sync(sync_fn: Callable[..., Any], *args: Any, **_: Any) -> Any:
         await trio.sleep(rng.uniform(0, _THREAD_TAKES))
-        at_thread(sync_fn)
+        at_thread()
         await trio.lowlevel.checkpoint()
         result = sync_fn(*args)
-        at_thread(sync_fn)
+        at_thread()
         await trio.sleep(rng.uniform(0, _THREAD_TAKES))
         return result
 
@@ -80,4 +80,4 @@ def with_fixed_hashes(module: str) -> None:
     """Start this program again with the order of sets fixed, if it is not."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])  # noqa: S606 - this very program

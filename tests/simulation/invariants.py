@@ -15,7 +15,7 @@ from store.books_reconcile import reconcile
 from store.books_schema import REQUESTS, SPANS
 from store.journal import Journal
 from store.journal_records import History
-from tests.simulation.clients import Attempt, Client
+from tests.simulation.clients import Attempt, Client, Wish
 from tests.simulation.world import World
 
 MAY_FAIL = {
@@ -114,7 +114,9 @@ def _check_turn(world: World, request_id: str, history: History, client: Client)
     yield from _check_text(world, request_id, events, client, is_whole=turn.status == "completed")
 
 
-def _check_ending(request_id: str, ending: TurnDone | TurnFailed, status: str, client: Client) -> Iterator[str]:
+def _check_ending(
+    request_id: str, ending: TurnDone | TurnFailed, status: str, client: Client
+) -> Iterator[str]:
     if isinstance(ending, TurnDone):
         if status != "completed":
             yield f"A: {request_id} is done and {status}"
@@ -179,6 +181,15 @@ def _check_client(client: Client, turns: dict[str, History]) -> Iterator[str]:
             yield f"H: {wish.name} is poison and was answered"
     elif last.ending == "refused" and last.error is not None and not client.has_left:
         yield f"A: {wish.name} was refused: {last.error}"
+    yield from _check_key(wish, turns)
+    heard = [a for a in client.attempts if a.ending == "heard" and isinstance(a.last, TurnDone)]
+    for attempt in heard:
+        for choice in range(wish.n):
+            if attempt.texts[choice] != wish.golden(choice).text:
+                yield f"B: {wish.name} read {attempt.texts[choice]!r}"
+
+
+def _check_key(wish: Wish, turns: dict[str, History]) -> Iterator[str]:
     if wish.key:
         kept = [
             request_id
@@ -188,11 +199,6 @@ def _check_client(client: Client, turns: dict[str, History]) -> Iterator[str]:
         ]
         if len(kept) > 1:
             yield f"C: {wish.name} has {len(kept)} turns for one key: {kept}"
-    heard = [a for a in client.attempts if a.ending == "heard" and isinstance(a.last, TurnDone)]
-    for attempt in heard:
-        for choice in range(wish.n):
-            if attempt.texts[choice] != wish.golden(choice).text:
-                yield f"B: {wish.name} read {attempt.texts[choice]!r}"
 
 
 # ---------------------------------------------------------------------- C
@@ -251,13 +257,20 @@ def _check_charge(
     prompt = 0 if is_hit else len(history.turn.opening.prompt)
     if (row.prompt_tokens, bool(row.fast_answer)) != (prompt, is_hit):
         yield f"C: {request_id} is charged {row.prompt_tokens} prompt tokens, {row.fast_answer!r}"
-    for choice, count in enumerate(counts):
-        intervals = spans.get((request_id, choice), [])
-        ends = [0, *(end for _, end in intervals)]
-        if [start for start, _ in intervals] != ends[:-1] or ends[-1] != count:
-            yield f"C: {request_id}/{choice} received {count} tokens, charged {intervals}"
+    yield from _check_spans(request_id, counts, spans)
     if prompt + sum(counts):
         spent[f"owner:{opening.owner}"] += prompt + sum(counts)
     done = decode_event(history.events[-1]) if history.events else None
     if isinstance(done, TurnDone) and done.usage.completion_tokens != sum(counts):
         yield f"C: {request_id} says {done.usage}, received {counts}"
+
+
+def _check_spans(
+    request_id: str, counts: Sequence[int], spans: dict[tuple[str, int], list[tuple[int, int]]]
+) -> Iterator[str]:
+    """What was charged of each choice is one whole, from its first position to its last."""
+    for choice, count in enumerate(counts):
+        intervals = spans.get((request_id, choice), [])
+        ends = [0, *(end for _, end in intervals)]
+        if [start for start, _ in intervals] != ends[:-1] or ends[-1] != count:
+            yield f"C: {request_id}/{choice} received {count} tokens, charged {intervals}"

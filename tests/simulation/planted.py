@@ -16,7 +16,7 @@ from actors.turn_generation import Generation
 from store import books
 from store.books_spans import Positions
 from store.journal import Journal
-from store.journal_records import Acknowledged, Step
+from store.journal_records import Acknowledged
 from store.limits import Meter
 
 
@@ -145,5 +145,3 @@ BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "journal_after_letting_out": journal_after_letting_out,
 }
 """By name, for `--plant`."""
-
-__all__ = ["BUGS", "Step"]

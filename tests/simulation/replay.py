@@ -23,10 +23,11 @@ def main() -> None:
     bug = planted.BUGS[chosen.plant] if chosen.plant else contextlib.nullcontext
     with bug():
         outcome = simulate(chosen.seed, trace=True)
-    print("\n".join(outcome.trace))
-    print(f"seed {outcome.seed}, digest {outcome.digest}, {outcome.counts}")
+    say = sys.stdout.write
+    say("\n".join(outcome.trace) + "\n")
+    say(f"seed {outcome.seed}, digest {outcome.digest}, {outcome.counts}\n")
     for violation in outcome.violations:
-        print(f"VIOLATION {violation}")
+        say(f"VIOLATION {violation}\n")
     sys.exit(bool(outcome.violations))
 
 

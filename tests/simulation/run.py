@@ -35,7 +35,8 @@ def main() -> None:
         except Exception:  # noqa: BLE001 - the simulation itself broke: that is a find, too
             outcome = Outcome(seed, (traceback.format_exc(),), "", {})
         facts = {"seed": seed, "violations": outcome.violations, "digest": outcome.digest, **outcome.counts}
-        print(json.dumps(facts), flush=True)
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
         if chosen.plant and outcome.violations:
             sys.exit()
         if number % 20 == 0:

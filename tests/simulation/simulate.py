@@ -11,7 +11,8 @@ from attrs import field, frozen
 from supervision.local import LocalTree
 from tests.simulation import clients, determinism, faults, invariants
 from tests.simulation.clients import Client
-from tests.simulation.world import World, fresh_state, stores_of
+from tests.simulation.state import fresh_state
+from tests.simulation.world import World, stores_of
 
 QUIET = 60.0
 """Virtual seconds within which everything must come to rest after the storm."""
@@ -38,12 +39,13 @@ def simulate(seed: int, *, trace: bool = False) -> Outcome:
             made.append(_world(seed, tree, trace=trace))
             await _live(made[0], random.Random(f"{seed}/clients"))
 
+    def at_thread() -> None:
+        made[0].at_thread()
+
     with fresh_state() as state, stores_of(lambda: made[0]):
-        determinism.run_seeded(seed, main, lambda work: made[0].at_thread(work))
+        determinism.run_seeded(seed, main, at_thread)
     world = made[0]
-    return Outcome(
-        seed, tuple(world.violations), world.digest, dict(world.counts), tuple(world.trace or ())
-    )
+    return Outcome(seed, tuple(world.violations), world.digest, dict(world.counts), tuple(world.trace or ()))
 
 
 def _world(seed: int, tree: LocalTree, *, trace: bool) -> World:
@@ -92,8 +94,8 @@ async def _storm(world: World) -> None:
 
 async def _rest(world: World) -> None:
     """Wait until nothing is left of anything."""
-    while invariants.residue(world):
-        await trio.sleep(0.25)  # noqa: ASYNC110 - what is left is looked at from outside: nobody tells
+    while invariants.residue(world):  # noqa: ASYNC110 - it is looked at from outside: nobody tells
+        await trio.sleep(0.25)
 
 
 async def _probe(world: World, everyone: list[Client], edges: tuple[str, ...]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,16 +28,13 @@ from actors.safety import Safety, SafetySettings
 from actors.scripted_engine import BytesText, ScriptedEngine
 from actors.session import Session
 from actors.turn_host import SessionSettings
-from store.accounts import Accounts
-from store.books import Books
 from store.journal import Journal, JournalError
-from store.limits_state import LimitsState
 from store.witness_outbox import OutboxError, WitnessOutbox
 from supervision.actor import Actor, Sender
 from supervision.envelope import Envelope
 from supervision.errors import ActorDown
 from supervision.local import LocalTree
-from tests.simulation import goldens
+from tests.simulation import goldens, state
 from tests.simulation.faults import EVERYONE, STORM_SECONDS, Disk, Network, Plan
 
 MODEL = "small"
@@ -142,7 +137,9 @@ class World:
         self.counts["messages"] += 1
         fate = "" if copies == [0.0] else f" → {[round(c, 3) for c in copies]}"
         about = f" {envelope.body}" if self.trace is not None else ""
-        self.note(f"{envelope.sender}→{envelope.to} {envelope.role} {envelope.kind}#{envelope.correlation}{fate}{about}")
+        self.note(
+            f"{envelope.sender}→{envelope.to} {envelope.role} {envelope.kind}#{envelope.correlation}{fate}{about}"
+        )
 
     # ------------------------------------------------------------------ supervision
 
@@ -213,12 +210,14 @@ class World:
             self.violation(f"{incarnation.name} crashed: {error!r}")
         incarnation.dead = True
 
-    def _make(self, name: str) -> Actor:
+    def _make(self, name: str) -> Actor:  # noqa: PLR0911 - one line for each kind
         match name.partition(".")[0]:
             case "ledger":
                 return Ledger(LedgerSettings(prices=PRICES))
             case "limiter":
-                limiter = Limiter(LimiterSettings(concurrency=self.concurrency, sweep_every=2.0, sweep_after=4.0))
+                limiter = Limiter(
+                    LimiterSettings(concurrency=self.concurrency, sweep_every=2.0, sweep_after=4.0)
+                )
                 limiter.wall = _wall  # type: ignore[method-assign]
                 return limiter
             case "safety" | "safety_fallback":
@@ -226,11 +225,9 @@ class World:
             case "router":
                 return Router(RouterSettings((MODEL,), {"default": MODEL}))
             case "fast_answer":
-                return FastAnswer(FastAnswerSettings(str(_releases()), follow_every=30.0))
+                return FastAnswer(FastAnswerSettings(str(state.releases()), follow_every=30.0))
             case "batcher":
-                return _Batcher(
-                    BatcherSettings("", MODEL, "scripted", step_seconds=self.pace, max_batch=4)
-                )
+                return _Batcher(BatcherSettings("", MODEL, "scripted", step_seconds=self.pace, max_batch=4))
             case "session":
                 return _Session(_session_settings())
             case _:
@@ -238,7 +235,7 @@ class World:
 
     # ------------------------------------------------------------------ disks
 
-    def at_thread(self, _: Callable[..., Any]) -> None:
+    def at_thread(self) -> None:
         """A call in a thread begins or has ended."""
         incarnation = _CURRENT.get()
         if not incarnation.dead and self.disk.thread_dies():
@@ -299,82 +296,11 @@ def _dispose(actor: Actor) -> None:
             found.close()
 
 
-# ---------------------------------------------------------------------- state
-
-
-@cache
-def _scratch() -> Path:
-    shared = Path("/dev/shm")  # noqa: S108 - memory, when there is such a thing
-    made = tempfile.TemporaryDirectory(prefix="antiphon-sim-", dir=shared if shared.is_dir() else None)
-    _KEPT.append(made)
-    return Path(made.name)
-
-
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@cache
-def _empty_state() -> Path:
-    """A state directory with every database made, to be copied."""
-    state = _scratch() / "empty"
-    (state / "journal").mkdir(parents=True)
-    for made in (
-        Books(state / "books.sqlite"),
-        LimitsState(state / "limiter.sqlite"),
-        Accounts(state / "accounts.sqlite"),
-        *(Journal(state / "journal" / f"session.{n}.sqlite") for n in (0, 1)),
-        *(WitnessOutbox(state / "journal" / f"batcher.{n}.sqlite") for n in (0, 1)),
-    ):
-        made.close()
-    (state / "policy.toml").write_text(goldens.POLICY)
-    return state
-
-
-@cache
-def _releases() -> Path:
-    """A catalog with one answer."""
-    import json
-
-    from store.catalog_build import CatalogBuilder, open_source
-    from store.decision import ALWAYS, EVEN
-    from store.release import CATALOG
-    from store.release_publish import activate, build, publish
-
-    base = _scratch() / "made"
-    base.mkdir()
-    row = {
-        "question": goldens.QUESTION,
-        "answer": goldens.ANSWER,
-        "approved_by": "Ada",
-        "answered_on": "2026-03-01",
-        "id": "e1",
-    }
-    (base / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    CatalogBuilder(open_source(base / "rows.jsonl")).build(base / CATALOG)
-    build(base / "one", "one", base / CATALOG, ALWAYS, EVEN)
-    root = _scratch() / "releases"
-    publish(root, base / "one")
-    activate(root, "one")
-    return root
-
-
-@contextmanager
-def fresh_state() -> Iterator[Path]:
-    """Yield a state directory, gone afterwards."""
-    _releases()
-    state = _scratch() / "state"
-    shutil.copytree(_empty_state(), state)
-    try:
-        yield state
-    finally:
-        shutil.rmtree(state)
-
-
 @contextmanager
 def stores_of(world: Callable[[], World]) -> Iterator[None]:
     """Have every journal and outbox write go through the world, and checkers' verdicts be seen by it."""
     journal_write, outbox_write = Journal.write, WitnessOutbox._execute
-    import actors.safety as safety
+    from actors import safety
 
     screen = safety.screen
 
@@ -398,7 +324,6 @@ def stores_of(world: Callable[[], World]) -> Iterator[None]:
         stack.enter_context(patch.object(safety, "screen", seen))
         stack.enter_context(patch.object(Journal, "write", write))
         stack.enter_context(patch.object(WitnessOutbox, "_execute", execute))
-        stack.enter_context(suppress(StopIteration))
         yield
 
 
