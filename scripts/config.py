@@ -59,7 +59,8 @@ class Config:
     """Of the CPU engine; 0 follows the cores."""
     kv_mib: int = field(default=0, validator=_not_negative)
     """Memory for KV blocks; 0 sizes it from what is free after a warm-up."""
-    max_batch: int = field(default=64, validator=_positive)
+    max_batch: int = field(default=0, validator=_not_negative)
+    """Sequences in one step at most; 0 is what suits the engine: 64 on a processor, 128 on a GPU."""
     edges: int = field(default=1, validator=_positive)
     sessions: int = field(default=1, validator=_positive)
     safety_replicas: int = field(default=1, validator=_positive)

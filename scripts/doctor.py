@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -76,6 +74,7 @@ def examine(state: str | None, port: int | None) -> list[Finding]:
         _processor,
         _gpus,
         _cupy,
+        _engine,
         _compiler,
         _model,
         _state,
@@ -111,28 +110,35 @@ def _processor(_settings: config.Config) -> Finding:
 
 
 def _gpus(_settings: config.Config) -> Finding:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    from gpu.kernels.cuda_cards import list_cards  # noqa: PLC0415 - see _processor
+
+    if shutil.which("nvidia-smi") is None:
         return Finding("gpus", "note", "none found (no nvidia-smi): the engine runs on the processor")
-    query = [tool, "--query-gpu=index,name,uuid,memory.total,compute_cap", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (subprocess.SubprocessError, OSError) as error:
-        return Finding(
-            "gpus", "wrong", f"nvidia-smi failed: {error}", "reinstall or restart the NVIDIA driver"
-        )
-    return Finding("gpus", "ok", listed.replace("\n", "; ") or "none listed")
+    cards = list_cards()
+    if not cards:
+        mend = "reinstall or restart the NVIDIA driver, if there is a GPU; see also CUDA_VISIBLE_DEVICES"
+        return Finding("gpus", "wrong", "nvidia-smi lists none that this process may use", mend)
+    return Finding("gpus", "ok", "; ".join(card.words for card in cards))
 
 
 def _cupy(_settings: config.Config) -> Finding:
-    if importlib.util.find_spec("cupy") is None:
+    from scripts.engines import INSTALL_CUPY, cupy_is_here  # noqa: PLC0415 - see _processor
+
+    if not cupy_is_here():
         return Finding(
-            "cupy",
-            "note",
-            "not installed; needed only for a GPU",
-            "pip install 'antiphon[gpu]' on a GPU host",
+            "cupy", "note", "not installed; needed only for a GPU", f"on a GPU host: {INSTALL_CUPY}"
         )
     return Finding("cupy", "ok", "installed")
+
+
+def _engine(settings: config.Config) -> Finding:
+    from scripts.engines import choose  # noqa: PLC0415 - see _processor
+
+    try:
+        chosen = choose(settings.engine)
+    except UsageFault as fault:
+        return Finding("engine", "wrong", str(fault), "mend that, or set engine to auto")
+    return Finding("engine", "note" if chosen.note else "ok", f"runs on {chosen.words}", chosen.note)
 
 
 def _compiler(_settings: config.Config) -> Finding:

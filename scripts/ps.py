@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from scripts.failure import UsageFault
 from supervision.status import ActorStatus, NotRunning, read_status
@@ -54,7 +55,7 @@ def _table(actors: list[ActorStatus]) -> Table:
             a.restarts,
             a.mailbox,
             f"{a.rss_mib:.0f}",
-            a.last_error or "",
+            Text(a.last_error),  # as it is: `antiphon[gpu]` is no markup
         ]
-        table.add_row(*[str(cell) for cell in cells])
+        table.add_row(*[cell if isinstance(cell, Text) else str(cell) for cell in cells])
     return table

@@ -17,10 +17,12 @@ from rich.console import Console
 
 from gpu.errors import ModelError
 from gpu.model_card import read_model_card
+from gpu.model_config import ModelConfig
 from scripts import config as settings
 from scripts import credentials
 from scripts.config import Config
 from scripts.credentials import Credentials
+from scripts.engines import Chosen, choose, fit
 from scripts.failure import UsageFault
 from scripts.first_release import activate_example
 from scripts.model import KNOWN, resolve
@@ -40,10 +42,10 @@ FLAGS = (
     ("--host", str, "address to listen on (default 127.0.0.1)"),
     ("--port", int, "port to listen on; 0 takes any free one (default 8000)"),
     ("--model", str, "a GGUF file, a safetensors directory, or a known name"),
-    ("--engine", str, "auto, host, cuda or scripted"),
-    ("--threads", int, "threads of the CPU engine; 0 follows the cores"),
+    ("--engine", str, "auto (GPUs where there are any), host (the processor), cuda or scripted"),
+    ("--threads", int, "threads of the engine on a processor; 0 follows the cores"),
     ("--kv-mib", int, "memory for KV blocks in MiB; 0 sizes it from what is free"),
-    ("--max-batch", int, "sequences in one step at most"),
+    ("--max-batch", int, "sequences in one step at most; 0 is what suits the engine"),
     ("--edges", int, "edge processes"),
     ("--sessions", int, "session host processes"),
     ("--safety-replicas", int, "safety processes"),
@@ -71,14 +73,16 @@ def run(args: argparse.Namespace) -> int:
     config = settings.load({name: getattr(args, name) for name in flags})
     console = Console(stderr=True)
     state = _state_directory(config)
-    model = _model(config, console)
+    chosen = choose(config.engine)
+    model, shape = _model(config, console)
+    chosen = fit(chosen, config.engine, shape)
     if args.set_up_only:
         return 0
     listener = _listen(config)
     found, first = _credentials(state, listener)
     activate_example(state)
-    spec = tree(config, model, listener.fileno())
-    greet = partial(_greet, found, state, model, first=first)
+    spec = tree(config, model, listener.fileno(), chosen.cards)
+    greet = partial(_greet, found, state, model, chosen, first=first)
     try:
         return trio.run(_supervise, spec, state, greet)
     except (StateInUse, StateUnusable) as error:
@@ -103,14 +107,15 @@ def _state_directory(config: Config) -> Path:
     return state
 
 
-def _model(config: Config, console: Console) -> ServedModel:
+def _model(config: Config, console: Console) -> tuple[ServedModel, ModelConfig]:
     path = resolve(config.model, console)
     try:
         card = read_model_card(path)
     except ModelError as error:
         raise UsageFault(str(error)) from error
     name = config.model if config.model in KNOWN else path.stem
-    return ServedModel(name, path, card.context_length, card.vocab_size, int(path.stat().st_mtime))
+    served = ServedModel(name, path, card.context_length, card.vocab_size, int(path.stat().st_mtime))
+    return served, card.config
 
 
 def _listen(config: Config) -> socket.socket:
@@ -153,7 +158,7 @@ def _credentials(state: Path, listener: socket.socket) -> tuple[Credentials, boo
         accounts.close()
 
 
-def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) -> None:
+def _greet(found: Credentials, state: Path, model: ServedModel, chosen: Chosen, *, first: bool) -> None:
     """Say where it serves, there and in the state directory, which is ours by now.
 
     The key is shown once, by the start that made it; later starts name the file.
@@ -161,7 +166,9 @@ def _greet(found: Credentials, state: Path, model: ServedModel, *, first: bool) 
     kept = credentials.path_of(state)
     if found.api_key:
         credentials.write(state, found)
-    print(f"Antiphon serves {model.name} at {found.base_url}")
+    print(f"Antiphon serves {model.name} at {found.base_url}, on {chosen.words}")
+    if chosen.note:
+        print(chosen.note)
     if first:
         print(f"Your key, shown this once (it is also in {kept}):\n\n{found.lines()}")
         key, source = found.api_key, ""

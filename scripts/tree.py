@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from gpu.kernels.cuda_cards import Card
 from scripts.config import Config
 from supervision.spec import ChildSpec, SupervisorSpec
 
@@ -14,6 +15,8 @@ ALIAS = "default"
 """Always names the main model."""
 LOADING = 600.0
 """Seconds a batcher may take to load a model (and, the very first time, to compile its kernels)."""
+HOST_BATCH = 64
+"""Sequences in one step on a processor, when nothing else is said: more of them only wait for each other."""
 LONGEST_STEP = 30.0
 """Seconds: a batcher that has work and finished no step for this long is stuck. A slow processor's prefill is not."""
 ENDING = 5.0
@@ -35,12 +38,15 @@ class ServedModel:
     created: int
 
 
-def tree(config: Config, model: ServedModel, listen: int) -> SupervisorSpec:
-    """Return the whole tree. `listen` is the descriptor of the listening socket, which every edge inherits."""
+def tree(config: Config, model: ServedModel, listen: int, cards: tuple[Card, ...] = ()) -> SupervisorSpec:
+    """Return the whole tree. `listen` is the descriptor of the listening socket, which every edge inherits.
+
+    Each of `cards` gets a batcher; without any, one runs on the processor.
+    """
     groups = (
         _books(config),
         _guards(config, model),
-        _engines(config, model),
+        _engines(config, model, cards),
         _talk(config, model),
         _doors(config, model, listen),
     )
@@ -76,19 +82,32 @@ def _guards(config: Config, model: ServedModel) -> SupervisorSpec:
     return SupervisorSpec("guards", "one_for_one", (*safety, fallback, router, *answers))
 
 
-def _engines(config: Config, model: ServedModel) -> SupervisorSpec:
-    settings = {
+def _engines(config: Config, model: ServedModel, cards: tuple[Card, ...]) -> SupervisorSpec:
+    common: dict[str, object] = {
         "model": str(model.path),
         "name": model.name,
+        "kv_bytes": config.kv_mib << 20,
+    }
+    host: dict[str, object] = {
         "engine": "scripted" if config.engine == "scripted" else "host",
         "threads": config.threads,
-        "kv_bytes": config.kv_mib << 20,
-        "max_batch": config.max_batch,
+        "max_batch": config.max_batch or HOST_BATCH,
     }
-    batcher = ChildSpec(
-        "batcher.0", "actors.batcher:Batcher", settings, ready_within=LOADING, watchdog=LONGEST_STEP
-    )
-    return SupervisorSpec("engines", "one_for_one", (batcher,))
+    on_cards: list[dict[str, object]] = [
+        {"engine": "cuda", "device": card.uuid, "device_name": card.name, "max_batch": config.max_batch}
+        for card in cards
+    ]
+    batchers = [
+        ChildSpec(
+            f"batcher.{i}",
+            "actors.batcher:Batcher",
+            common | settings,
+            ready_within=LOADING,
+            watchdog=LONGEST_STEP,
+        )
+        for i, settings in enumerate(on_cards or [host])
+    ]
+    return SupervisorSpec("engines", "one_for_one", tuple(batchers))
 
 
 def _talk(config: Config, model: ServedModel) -> SupervisorSpec:

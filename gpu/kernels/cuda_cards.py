@@ -31,6 +31,14 @@ class Card:
         """Whether the kernels run on it: compute capability 8.0 and up."""
         return self.capability >= LEAST_CAPABILITY
 
+    @property
+    def words(self) -> str:
+        """Everything of it, on one line."""
+        major, minor = self.capability
+        memory = f"{self.memory_mib / 1024:.0f} GiB"
+        words = f"{self.name} ({self.uuid}), {memory}, compute capability {major}.{minor}"
+        return words if self.is_usable else f"{words}: too old to be used"
+
 
 def list_cards(environment: Mapping[str, str] | None = None) -> tuple[Card, ...]:
     """The cards `nvidia-smi` lists and this process may use; none where there is no such tool, or it fails or hangs.

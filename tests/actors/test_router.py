@@ -109,6 +109,34 @@ async def test_a_prefix_stays_where_it_is_until_that_batcher_is_much_fuller(tree
 
 
 @with_router
+async def test_each_conversation_stays_at_the_batcher_that_has_its_beginning(tree, client):
+    clients = await loads(tree, b0=0, b1=0, b2=0, b3=0)
+    first = {prefix: (await route(client, prefix=prefix)).batcher for prefix in "abcd"}
+    assert sorted(first.values()) == ["batcher.0", "batcher.1", "batcher.2", "batcher.3"]
+    for running in (0, 1, 2):
+        for name, batcher in clients.items():
+            await batcher.tell("router", Load("smol", running if name == "b2" else 0, 0, 100, 100))
+        await wait_all_tasks_blocked()
+        for prefix in "dbca":
+            assert await route(client, prefix=prefix) == Routed("r", first[prefix], "smol", "prefix")
+
+
+@with_router
+async def test_a_dead_batcher_s_conversations_go_elsewhere_and_the_others_stay(tree, client):
+    await loads(tree, b0=0, b1=0, b2=0)
+    first = {prefix: (await route(client, prefix=prefix)).batcher for prefix in "abc"}
+    (lost,) = [prefix for prefix, batcher in first.items() if batcher == "batcher.1"]
+    await tree.kill("batcher.1")
+    await wait_all_tasks_blocked()
+    moved = await route(client, prefix=lost)
+    assert (moved.batcher != "batcher.1", moved.reason) == (True, "least loaded")
+    for prefix in first.keys() - {lost}:
+        assert await route(client, prefix=prefix) == Routed("r", first[prefix], "smol", "prefix")
+    await loads(tree, b1=0)  # it comes back empty: what was there once draws nobody to it
+    assert await route(client, prefix=lost) == Routed("r", moved.batcher, "smol", "prefix")
+
+
+@with_router
 async def test_batchers_to_avoid_are_avoided_even_when_they_have_the_prefix(tree, client):
     await loads(tree, b0=0, b1=9)
     await route(client, prefix="p")

@@ -1,6 +1,7 @@
 """What a person can get wrong: one clear line, exit code 2, no traceback, nothing left running."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_a_state_directory_that_cannot_be_made(tmp_path):
 def test_a_read_only_state_directory(tmp_path):
     tmp_path.chmod(0o500)
     refused(antiphon("serve", "--state", str(tmp_path / "var")), "--state")
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there may be a GPU here")
+def test_cuda_without_a_gpu(tmp_path):
+    refused(
+        antiphon("serve", "--state", str(tmp_path / "var"), "--engine", "cuda"), "no GPU", "--engine host"
+    )
 
 
 def test_an_unknown_setting(tmp_path):
