@@ -30,7 +30,7 @@ class Hold:
 
 
 @message(repeatable=True)
-class Release:
+class LetGo:
     number: int
 
 
@@ -86,7 +86,7 @@ class Echo(Actor):
             case Hold(number):
                 self.held[number] = sender
                 return LATER
-            case Release(number):
+            case LetGo(number):
                 await self.context.reply(self.held.pop(number), Said("released", number, self.context.epoch))
             case Nap(seconds):
                 await trio.sleep(seconds)

@@ -9,7 +9,7 @@ from supervision.local import LocalTree
 from supervision.memory import Hub, SeededFaults
 from supervision.runtime import Runtime
 from tests.supervision.clock import virtual
-from tests.supervision.echo import Echo, Fall, Fell, Hold, Item, Level, Nap, Release, Said, Say
+from tests.supervision.echo import Echo, Fall, Fell, Hold, Item, Level, Nap, LetGo, Said, Say
 
 
 @virtual
@@ -46,9 +46,9 @@ async def test_a_late_reply_answers_the_ask_it_was_held_for():
             nursery.start_soon(ask, 1)
             nursery.start_soon(ask, 2)
             await trio.testing.wait_all_tasks_blocked()
-            await client.tell("echo", Release(2))
+            await client.tell("echo", LetGo(2))
             await trio.testing.wait_all_tasks_blocked()
-            await client.tell("echo", Release(1))
+            await client.tell("echo", LetGo(1))
         assert [said.number for said in answers] == [2, 1]
 
 
