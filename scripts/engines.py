@@ -11,7 +11,7 @@ from attrs import frozen
 
 from gpu.errors import ModelError
 from gpu.kernels.cpu import describe_cpu
-from gpu.kernels.cuda_cards import LEAST_CAPABILITY, VISIBLE, Card, list_cards
+from gpu.kernels.cuda_cards import LEAST_CAPABILITY, LEAST_DRIVER, VISIBLE, Card, list_cards
 from gpu.kernels.cuda_geometry import check_shape
 from gpu.model_config import ModelConfig
 from scripts.failure import UsageFault
@@ -48,10 +48,14 @@ def choose(wanted: str) -> Chosen:
     cards = list_cards()
     usable = tuple(card for card in cards if card.is_usable)
     obstacle = _obstacle(cards, usable)
+    if obstacle and wanted == "cuda":
+        raise UsageFault(f"engine cuda: {obstacle}; --engine host runs on the processor")
+    if not obstacle and wanted == "auto" and not all(card.has_driver for card in usable):
+        obstacle = (
+            f"its driver {usable[0].driver} is older than {LEAST_DRIVER}; --engine cuda tries all the same"
+        )
     if not obstacle:
         return Chosen("cuda", usable)
-    if wanted == "cuda":
-        raise UsageFault(f"engine cuda: {obstacle}; --engine host runs on the processor")
     return Chosen("host", note=f"{count_cards(cards)} not used: {obstacle}" if cards else "")
 
 

@@ -36,8 +36,8 @@ DECODES = ((1, 512), (1, 8192), (8, 512), (8, 4096), (64, 512), (64, 2048), (256
 PREFILL_TOKENS = 4096
 CACHE_BLOCKS = 16384
 TILE = 1 << 25
-SECONDS_A_PART = 150
-"""Two such parts and the measurements stay under six minutes."""
+SECONDS_A_PART = 110
+"""Two such parts, and two minutes of measuring, stay under six minutes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,11 +81,17 @@ def _part(name: str, run: Callable[[], list[Row]]) -> list[Row]:
 
 
 def _kernel_tests() -> list[Row]:
-    command = [sys.executable, "-m", "pytest", "tests/gpu/cuda", "-q", "-x", "--maxfail=20"]
+    command = [sys.executable, "-m", "pytest", "tests/gpu/cuda", "-q", "--maxfail=20"]
     done = _run(command)
     return [
         Row("kernel tests passed on the card", _count(done, "passed"), "tests", floor=1),
-        Row("kernel tests failed on the card", _count(done, "failed"), "tests", floor=0, better="lower"),
+        Row(
+            "kernel tests failed on the card",
+            _count(done, "(?:failed|errors?)"),
+            "tests",
+            floor=0,
+            better="lower",
+        ),
     ]
 
 
@@ -114,8 +120,9 @@ def _run(command: list[str]) -> str:
 
 
 def _count(output: str, what: str) -> float:
-    found = re.search(rf"(\d+) {what}", output)
-    return float(found[1]) if found else 0.0
+    """So many as pytest's last line says, `3 failed, 40 passed, 1 error in 5.21s`."""
+    summaries = [line for line in output.splitlines() if re.search(r"\bin [\d.]+s\b", line)]
+    return float(sum(int(count) for count in re.findall(rf"(\d+) {what}\b", "".join(summaries[-1:]))))
 
 
 def _fill(device: CupyDevice) -> Callable[[int, int], Any]:

@@ -1,4 +1,4 @@
-# Sourced by up and test, from the repository's root: one environment, made once, renewed when what it is made of changes.
+# Sourced by up, test and gpu_check, from the repository's root: one environment, made once, renewed when what it is made of changes.
 
 find_python() {
   local candidate
@@ -11,6 +11,11 @@ find_python() {
   done
   echo "antiphon: no Python from 3.11 to 3.13 found; install one, or name it: PYTHON=/path/to/python ./scripts/up" >&2
   return 2
+}
+
+# Whether nvidia-smi lists a card. All of its output is read: cut short, it would fail where there are many.
+has_gpu() {
+  command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep "^GPU " >/dev/null
 }
 
 # set_up_environment "extra,extra": makes .venv with the pinned versions and these extras on top of those it has.

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 LEAST_CAPABILITY = (8, 0)
+LEAST_DRIVER = 580
+"""Major version of the first NVIDIA driver that runs CUDA 13."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """CUDA's own variable: the cards a process may see, by number or UUID."""
-_QUERY = "index,uuid,name,memory.total,compute_cap"
+_QUERY = "index,uuid,name,memory.total,compute_cap,driver_version"
 _SECONDS = 20
 
 
@@ -25,6 +27,7 @@ class Card:
     name: str
     memory_mib: int
     capability: tuple[int, int]
+    driver: str
 
     @property
     def is_usable(self) -> bool:
@@ -32,11 +35,18 @@ class Card:
         return self.capability >= LEAST_CAPABILITY
 
     @property
+    def has_driver(self) -> bool:
+        """Whether the driver runs CUDA 13 by itself; an older one may with NVIDIA's compatibility libraries."""
+        return int(self.driver.partition(".")[0]) >= LEAST_DRIVER
+
+    @property
     def words(self) -> str:
         """Everything of it, on one line."""
         major, minor = self.capability
         memory = f"{self.memory_mib / 1024:.0f} GiB"
-        words = f"{self.name} ({self.uuid}), {memory}, compute capability {major}.{minor}"
+        words = (
+            f"{self.name} ({self.uuid}), {memory}, compute capability {major}.{minor}, driver {self.driver}"
+        )
         return words if self.is_usable else f"{words}: too old to be used"
 
 
@@ -85,8 +95,9 @@ def parse_cards(listing: str) -> tuple[Card, ...]:
 
 def _card(fields: list[str]) -> Card | None:
     try:
-        index, uuid, name, memory, capability = fields
+        index, uuid, name, memory, capability, driver = fields
         major, _, minor = capability.partition(".")
-        return Card(int(index), uuid, name, int(memory), (int(major), int(minor)))
+        int(driver.partition(".")[0])
+        return Card(int(index), uuid, name, int(memory), (int(major), int(minor)), driver)
     except ValueError:
         return None

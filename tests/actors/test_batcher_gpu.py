@@ -29,7 +29,9 @@ from supervision.spec import SupervisorSpec
 from tests.actors.test_batcher import REPLY, generate, say_reply, text_of
 
 UUID = "GPU-5a1f"
-LISTED = (Card(0, UUID, "NVIDIA H100", 81559, (9, 0)), Card(1, "GPU-77c2", "NVIDIA H100", 81559, (9, 0)))
+LISTED = tuple(
+    Card(i, uuid, "NVIDIA H100", 81559, (9, 0), "580.1") for i, uuid in enumerate((UUID, "GPU-77c2"))
+)
 SETTINGS = BatcherSettings("some.gguf", "small", "cuda", device=UUID, device_name="NVIDIA H100", max_batch=7)
 
 

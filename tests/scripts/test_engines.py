@@ -18,10 +18,10 @@ from scripts.tree import HOST_BATCH, ServedModel, tree
 from supervision import wire
 from supervision.status import ActorStatus
 
-H100 = Card(0, "GPU-a", "NVIDIA H100", 81559, (9, 0))
+H100 = Card(0, "GPU-a", "NVIDIA H100", 81559, (9, 0), "580.1")
 OTHER_H100 = evolve(H100, index=1, uuid="GPU-b")
-L4 = Card(2, "GPU-c", "NVIDIA L4", 23034, (8, 9))
-T4 = Card(3, "GPU-d", "Tesla T4", 15360, (7, 5))
+L4 = Card(2, "GPU-c", "NVIDIA L4", 23034, (8, 9), "580.1")
+T4 = Card(3, "GPU-d", "Tesla T4", 15360, (7, 5), "580.1")
 SHAPE = ModelConfig("llama", 2, 64, 96, 4, 2, 32, 64, 256, 1e-5, 1e4, "halves")
 MODEL = ServedModel("small", Path("small.gguf"), 8192, 257, 0)
 
@@ -77,6 +77,17 @@ def test_the_processor_can_be_asked_for_where_there_are_cards(machine):
     assert choose("host").cards == ()
 
 
+def test_an_old_driver_is_named_and_tried_only_when_cuda_is_asked_for(machine):
+    old = evolve(H100, driver="550.54.14")
+    machine(old)
+    chosen = choose("auto")
+    assert (chosen.kind, chosen.note[:54]) == (
+        "host",
+        "1 × NVIDIA H100 not used: its driver 550.54.14 is olde",
+    )
+    assert choose("cuda").cards == (old,)
+
+
 def test_a_model_the_cuda_kernels_do_not_run_goes_to_the_processor_unless_cuda_was_asked_for(machine):
     machine(H100)
     odd = evolve(SHAPE, head_dim=80)
@@ -118,8 +129,8 @@ def test_doctor_names_cards_and_the_engine_through_the_same_functions(machine, m
     monkeypatch.setattr(doctor.shutil, "which", lambda tool: f"/bin/{tool}")
     gpus, engine = doctor._gpus(Config()), doctor._engine(Config())
     assert gpus.found == (
-        "NVIDIA H100 (GPU-a), 80 GiB, compute capability 9.0; "
-        "Tesla T4 (GPU-d), 15 GiB, compute capability 7.5: too old to be used"
+        "NVIDIA H100 (GPU-a), 80 GiB, compute capability 9.0, driver 580.1; "
+        "Tesla T4 (GPU-d), 15 GiB, compute capability 7.5, driver 580.1: too old to be used"
     )
     assert (engine.state, engine.found) == ("ok", "runs on 1 × NVIDIA H100")
     machine(T4)

@@ -7,18 +7,19 @@ import pytest
 from gpu.kernels.cuda_cards import Card, allowed_cards, list_cards, parse_cards
 
 LISTING = """\
-0, GPU-5a1f, NVIDIA H200, 143771, 9.0
-1, GPU-77c2, Tesla T4, 15360, 7.5
+0, GPU-5a1f, NVIDIA H200, 143771, 9.0, 580.65.06
+1, GPU-77c2, Tesla T4, 15360, 7.5, 570.86
 Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.
-3, GPU-90ab, NVIDIA L4, 23034, [N/A]
+3, GPU-90ab, NVIDIA L4, 23034, [N/A], 580.65.06
 """
 
 
 def test_a_card_is_known_by_its_uuid_and_used_from_capability_8_on():
     h200, t4 = parse_cards(LISTING)
-    assert h200 == Card(0, "GPU-5a1f", "NVIDIA H200", 143771, (9, 0))
+    assert h200 == Card(0, "GPU-5a1f", "NVIDIA H200", 143771, (9, 0), "580.65.06")
     assert h200.is_usable
     assert not t4.is_usable
+    assert (h200.has_driver, t4.has_driver) == (True, False)
 
 
 def tool_that(tmp_path, monkeypatch, script):
@@ -29,7 +30,7 @@ def tool_that(tmp_path, monkeypatch, script):
 
 
 def test_asks_the_tool(tmp_path, monkeypatch):
-    tool_that(tmp_path, monkeypatch, "echo '0, GPU-1, NVIDIA A100-SXM4-40GB, 40960, 8.0'")
+    tool_that(tmp_path, monkeypatch, "echo '0, GPU-1, NVIDIA A100-SXM4-40GB, 40960, 8.0, 580.1'")
     assert [card.name for card in list_cards({})] == ["NVIDIA A100-SXM4-40GB"]
     assert list_cards({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
@@ -47,7 +48,9 @@ def test_asks_the_tool(tmp_path, monkeypatch):
     ],
 )
 def test_cuda_s_own_variable_bounds_what_is_used(entries, found):
-    cards = [Card(i, uuid, "L4", 23034, (8, 9)) for i, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-b2"))]
+    cards = [
+        Card(i, uuid, "L4", 23034, (8, 9), "590") for i, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-b2"))
+    ]
     assert [card.uuid for card in allowed_cards(cards, entries.split(","))] == found
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from gpu.kernels.cuda import Limits
 from gpu.model_config import ModelConfig
+from scripts import gpu_check
+from scripts.bench import report
 from scripts.gpu_limits import Limits as CardLimits
 from scripts.gpu_speed import EIGHT_B, decoding_step, make_up, measure, operations, prefill_step
 from tests.gpu.cuda.arrays import bf16
@@ -25,6 +27,20 @@ def test_without_a_gpu_it_says_so_in_one_line():
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "no NVIDIA GPU" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("summary", "passed", "failed"),
+    [
+        ("3 failed, 40 passed, 2 errors in 5.21s", 40, 5),
+        ("noise: 9 passed\n== 41 passed, 2 skipped in 61.20s (0:01:01) ==\na warning", 41, 0),
+        ("No module named pytest", 0, 0),
+    ],
+)
+def test_reads_how_many_kernel_tests_passed_and_failed(monkeypatch, summary, passed, failed):
+    monkeypatch.setattr(gpu_check, "_run", lambda _command: summary)
+    assert [row.value for row in gpu_check._kernel_tests()] == [passed, failed]
+    assert report.exit_code(gpu_check._kernel_tests()) == int(passed == 0 or failed > 0)
 
 
 @pytest.mark.compiler
