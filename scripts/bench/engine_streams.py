@@ -52,6 +52,8 @@ class Stream:
 def together(streams: Sequence[Stream]) -> float:
     """Tokens per second of all streams while all of them run: from the last first token to the first last one."""
     start, end = max(s.times[0] for s in streams), min(s.times[-1] for s in streams)
+    if end <= start:
+        raise RuntimeError("the first stream ended before the last began: ask for longer replies")
     return sum(start < at <= end for s in streams for at in s.times) / (end - start)
 
 
