@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Literal
 
 from attrs import frozen
@@ -16,6 +19,9 @@ from gpu.kernels.cuda_geometry import check_shape
 from gpu.model_config import ModelConfig
 from scripts.failure import UsageFault
 
+ROOT = Path(__file__).parents[1]
+PROBE_SECONDS = 60.0
+"""A driver that has to start the card first takes some seconds."""
 INSTALL_CUPY = './scripts/up installs it, or pip install "antiphon[gpu]"'
 
 
@@ -54,9 +60,9 @@ def choose(wanted: str) -> Chosen:
         obstacle = (
             f"its driver {usable[0].driver} is older than {LEAST_DRIVER}; --engine cuda tries all the same"
         )
-    if not obstacle:
-        return Chosen("cuda", usable)
-    return Chosen("host", note=f"{count_cards(cards)} not used: {obstacle}" if cards else "")
+    if obstacle:
+        return Chosen("host", note=f"{count_cards(cards)} not used: {obstacle}" if cards else "")
+    return _tried(wanted, usable)
 
 
 def fit(chosen: Chosen, wanted: str, config: ModelConfig) -> Chosen:
@@ -83,6 +89,44 @@ def count_cards(cards: tuple[Card, ...]) -> str:
 def cupy_is_here() -> bool:
     """Whether CuPy can be imported. It is not: a process that only starts others must hold no card."""
     return importlib.util.find_spec("cupy") is not None
+
+
+def try_cards(cards: tuple[Card, ...]) -> dict[Card, str]:
+    """Have CUDA open each card, all at once, in processes of their own; return what is wrong with those it cannot."""
+    command = [sys.executable, "-m", "gpu.kernels.cuda_probe"]
+    looks = {
+        card: subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, VISIBLE: card.uuid},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for card in cards
+    }
+    faults = {card: _fault(look) for card, look in looks.items()}
+    return {card: fault for card, fault in faults.items() if fault}
+
+
+def _fault(look: subprocess.Popen[str]) -> str:
+    try:
+        said, _ = look.communicate(timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        look.kill()
+        return f"CUDA did not open it within {PROBE_SECONDS:.0f} s"
+    return (said.strip() or f"CUDA ended with {look.returncode}") if look.returncode else ""
+
+
+def _tried(wanted: str, usable: tuple[Card, ...]) -> Chosen:
+    """Take the cards that CUDA can open, and name the others."""
+    faults = try_cards(usable)
+    good = tuple(card for card in usable if card not in faults)
+    note = "; ".join(f"{card.name} ({card.uuid}) not used: {fault}" for card, fault in faults.items())
+    if not good and wanted == "cuda":
+        raise UsageFault(f"engine cuda: {note}; --engine host runs on the processor")
+    return Chosen("cuda" if good else "host", good, note)
 
 
 def _obstacle(cards: tuple[Card, ...], usable: tuple[Card, ...]) -> str:

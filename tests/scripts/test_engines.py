@@ -8,6 +8,7 @@ from attrs import evolve
 from rich.console import Console
 
 from actors.batcher import BatcherSettings
+from gpu.kernels import cuda_probe
 from gpu.kernels.cuda_cards import Card
 from gpu.model_config import ModelConfig
 from scripts import doctor, engines, ps
@@ -28,9 +29,11 @@ MODEL = ServedModel("small", Path("small.gguf"), 8192, 257, 0)
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Call it with the cards that are here, and whether CuPy is."""
+    """Call it with the cards that are here, whether CuPy is, and what CUDA finds wrong with cards."""
 
-    def with_cards(*cards, cupy=True):
+    def with_cards(*cards, cupy=True, faults=()):
+        found = dict(faults)
+        monkeypatch.setattr(engines, "try_cards", lambda tried: {c: found[c] for c in tried if c in found})
         monkeypatch.setattr(engines, "list_cards", lambda: cards)
         monkeypatch.setattr(engines, "cupy_is_here", lambda: cupy)
 
@@ -86,6 +89,37 @@ def test_an_old_driver_is_named_and_tried_only_when_cuda_is_asked_for(machine):
         "1 × NVIDIA H100 not used: its driver 550.54.14 is olde",
     )
     assert choose("cuda").cards == (old,)
+
+
+def test_a_card_cuda_cannot_open_is_left_out_and_named(machine):
+    fault = (OTHER_H100, "CUDA finds no GPU it can use (cudaErrorNoDevice)")
+    machine(H100, OTHER_H100, faults=[fault])
+    chosen = choose("auto")
+    assert chosen.cards == (H100,)
+    assert chosen.note == f"NVIDIA H100 (GPU-b) not used: {fault[1]}"
+    machine(OTHER_H100, faults=[fault])
+    chosen = choose("auto")
+    assert (chosen.kind, chosen.cards) == ("host", ())
+    assert "cudaErrorNoDevice" in chosen.note
+    with pytest.raises(UsageFault, match="cudaErrorNoDevice"):
+        choose("cuda")
+
+
+def test_cards_are_tried_each_in_a_process_that_sees_no_other(monkeypatch, tmp_path):
+    probe = tmp_path / "python"
+    probe.write_text(
+        '#!/bin/sh\n[ "$CUDA_VISIBLE_DEVICES" = GPU-a ] || { echo "lost: $CUDA_VISIBLE_DEVICES"; exit 1; }\n'
+    )
+    probe.chmod(0o755)
+    monkeypatch.setattr(engines.sys, "executable", str(probe))
+    assert engines.try_cards((H100, OTHER_H100)) == {OTHER_H100: "lost: GPU-b"}
+
+
+def test_without_cupy_the_probe_says_so_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cuda_probe, "compiler_version", lambda: "13.0")
+    monkeypatch.setitem(engines.sys.modules, "cupy", None)
+    assert cuda_probe.main() == 1
+    assert capsys.readouterr().out == 'CuPy is not installed: pip install "antiphon[gpu]"\n'
 
 
 def test_a_model_the_cuda_kernels_do_not_run_goes_to_the_processor_unless_cuda_was_asked_for(machine):
