@@ -154,7 +154,7 @@ class LocalTree:
     ) -> int:
         """Start an actor; returns its epoch when it is up.
 
-        An exception of its `on_start` is raised here; `ActorDown` when it was killed meanwhile.
+        An exception of its `on_start` is raised here; `ActorDown` when it was killed or stopped meanwhile.
         """
         running = self._launch(name, actor, capacity, files or {})
         await self._nursery.start(self._live, name, running)
@@ -244,8 +244,8 @@ class LocalTree:
             self._crashed.unpark_all()
         finally:
             self._bury(name, running)
-        if running.scope.cancelled_caught and not ready.is_ready:
-            raise ActorDown(name, "killed while it started")
+        if not ready.is_ready:
+            raise ActorDown(name, "killed or stopped while it started")
 
     def _bury(self, name: str, running: _Running) -> None:
         self.hub.cut_off(name)
