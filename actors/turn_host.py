@@ -39,7 +39,8 @@ class SessionSettings:
     disconnect_grace: float = 10.0
     window_bytes: int = 256 * 1024
     """Bytes of events that may be on their way to a reader that has not said it consumed them."""
-    fast_answer_within: float = 0.2
+    fast_answer_within: float = 0.15
+    """What a turn may lose to the catalog is 200 ms; the rest of it is the clock's and the scheduler's."""
     ask_timeout: float = 2.0
     """One ask to limiter, router or books."""
     admission_patience: float = 5.0

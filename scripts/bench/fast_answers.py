@@ -1,4 +1,4 @@
-"""Fast answers: lookups a second of one replica, against Redis and gRPC; memory; swaps under load.
+"""Fast answers: lookups a second of one replica, against Redis and gRPC; memory; swaps under load; HTTP.
 
 One replica is pinned to one core, who asks to another. `ANTIPHON_BENCH_ENTRIES` sets the catalog's size
 (200,000); `ANTIPHON_BENCH_LARGE=1` adds the rows with ten times as many, which take minutes to build.
@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from actors.protocol import Hit, Lookup, Metrics, ReadMetrics
+from scripts.bench import fast_answers_http
 from scripts.bench import fast_answers_peers as peers
 from scripts.bench.fast_answers_load import (
     BATCH,
@@ -64,7 +65,7 @@ def run() -> list[Row]:
         rows += _large(base, entries)
     with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as directory:
         rows += _swaps(Path(directory))
-    return rows
+    return rows + fast_answers_http.rows()
 
 
 def _build(base: Path, entries: int) -> Row:

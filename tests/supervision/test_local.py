@@ -9,7 +9,7 @@ from supervision.local import LocalTree
 from supervision.memory import Hub, SeededFaults
 from supervision.runtime import Runtime
 from tests.supervision.clock import virtual
-from tests.supervision.echo import Echo, Fall, Fell, Hold, Item, Level, Nap, LetGo, Said, Say
+from tests.supervision.echo import Echo, Fall, Fell, Hold, Item, LetGo, Level, Nap, Said, Say
 
 
 @virtual

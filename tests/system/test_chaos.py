@@ -45,7 +45,9 @@ def chaos(plan: Path, seed: int) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("other", "kills"), [("kill_supervisor", 6), ("frames", 1), ("spin", 1), ("clock_step", 0)])
+@pytest.mark.parametrize(
+    ("other", "kills"), [("kill_supervisor", 6), ("frames", 1), ("spin", 1), ("clock_step", 0)]
+)
 def test_every_fault_fires_and_no_invariant_breaks(tmp_path, other, kills):
     plan = tmp_path / "small.toml"
     plan.write_text(SMALL.format(other=other, kills=kills))
