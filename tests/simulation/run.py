@@ -1,4 +1,4 @@
-"""Runs seeds and prints a line of JSON for each: `python -m tests.simulation.run FIRST COUNT [--plant NAME]`.
+"""Runs seeds and prints a line of JSON for each: `python -m tests.simulation.run SEED…`, or `FROM:TO[:STEP]`.
 
 With a planted bug it stops at the first seed that finds it.
 """
@@ -15,20 +15,22 @@ import traceback
 from tests.simulation.determinism import with_fixed_hashes
 
 
+def _range(text: str) -> range:
+    first, *rest = map(int, text.split(":"))
+    return range(first, *rest) if rest else range(first, first + 1)
+
+
 def main() -> None:
     """Run the seeds that the arguments name."""
     from tests.simulation import planted
     from tests.simulation.simulate import Outcome, simulate
 
     parser = argparse.ArgumentParser(prog="tests.simulation.run", description=__doc__)
-    parser.add_argument("first", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("seeds", nargs="+", type=_range)
     parser.add_argument("--plant", choices=sorted(planted.BUGS))
     chosen = parser.parse_args()
     bug = planted.BUGS[chosen.plant] if chosen.plant else contextlib.nullcontext
-    for number in range(chosen.count):
-        seed = chosen.first + number * chosen.step
+    for number, seed in enumerate(seed for seeds in chosen.seeds for seed in seeds):
         try:
             with bug():
                 outcome = simulate(seed)
