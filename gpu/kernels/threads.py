@@ -13,6 +13,7 @@ A thread that was asleep while a launch ended finds another tag and leaves.
 
 from __future__ import annotations
 
+import os
 import threading
 from _thread import LockType, allocate_lock
 
@@ -101,6 +102,14 @@ def _run(program, first, last, units, counters, launch, thread):  # type: ignore
 
 Words = NDArray[np.int64]
 
+NICENESS = 5
+"""Of threads that compute: who only has a message to handle, or a process to start, goes first."""
+
+
+def let_others_first() -> None:
+    """Lower this thread's priority, and no other's: Linux schedules threads, whatever POSIX says of processes."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
 
 class Crew:
     """The calling thread and `threads - 1` others, asleep between launches. `close` ends them."""
@@ -111,6 +120,7 @@ class Crew:
         self._helpers: list[threading.Thread] = []
         self._job: tuple[int, int, int, int, int, int] | None = None
         self._launch = 0
+        self._nice: set[int] = set()
         for thread in range(1, threads):
             gate = allocate_lock()
             gate.acquire()
@@ -126,6 +136,9 @@ class Crew:
 
         `counters` is (operations, 16) words.
         """
+        if threading.get_native_id() not in self._nice:
+            self._nice.add(threading.get_native_id())
+            let_others_first()
         self._launch = self._launch % 0x3FFFFFFF + 1
         counters[first:last, 0] = counters[first:last, 8] = self._launch << 32
         self._job = (program.ctypes.data, first, last, units.ctypes.data, counters.ctypes.data, self._launch)
@@ -135,6 +148,7 @@ class Crew:
         _run(*self._job, 0)
 
     def _help(self, gate: LockType, thread: int) -> None:
+        let_others_first()
         while True:
             gate.acquire()
             job = self._job
