@@ -48,7 +48,7 @@ from supervision.local import LocalTree
 GOLDEN = "The capital of France is Paris."
 MODEL = ModelInfo("small", ("default",), context_length=2048, vocab_size=1000, created=1700000000)
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def trio_test(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
