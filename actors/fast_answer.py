@@ -99,7 +99,7 @@ class FastAnswer(Actor):
         self._seen: tuple[int, int] | None = None
         self._look_again = 0.0
         self._rows: RowLog | None = None
-        self._recent: Recent[Known] = Recent(REMEMBERED, LONGEST_REMEMBERED)
+        self._recent: Recent[str, Known] = Recent(REMEMBERED, LONGEST_REMEMBERED)
         self._today = 0
         self.counters: Counter[str] = Counter()
 

@@ -18,7 +18,8 @@ import lmdb
 import msgspec
 from attrs import define, frozen
 
-from store.normalise import NORMALISER
+from store.normalise import LONGEST_KEY, NORMALISER
+from store.recent import Recent
 
 SCHEMA: Final = 1
 FEATURES: Final = ("historical_uplift", "query_frequency", "answered_at", "feedback_volume")
@@ -34,7 +35,7 @@ ENGINE: Final = 0
 _HEAD = struct.Struct(f"<BB{len(FEATURES)}d")
 _PLAIN, _PACKED, _ALIAS = 0, 1, 2
 _CACHED_ENTRIES = 4096
-"""Decoded entries kept: the head of the traffic, some 12 MB at 2.5 KB an answer."""
+"""Decoded entries kept at most: the head of the traffic, some 12 MB at 2.5 KB an answer."""
 
 
 class CatalogError(Exception):
@@ -142,7 +143,7 @@ class Catalog:
         self._file = _mapped(path)
         self._transaction: Any = self._file.environment.begin()
         self._get = self._transaction.get
-        self._decoded: dict[bytes, Entry] = {}
+        self._decoded: Recent[bytes, Entry] = Recent(_CACHED_ENTRIES // 2, LONGEST_KEY)
         try:
             self.about = self._read_about(path)
         except CatalogError:
@@ -178,9 +179,7 @@ class Catalog:
         if value[0] == _ALIAS:
             return self.find(value[1:])
         entry = self._unpacked(value)
-        if len(self._decoded) >= _CACHED_ENTRIES:
-            del self._decoded[next(iter(self._decoded))]
-        self._decoded[key] = entry
+        self._decoded.put(key, entry)
         return entry
 
     def _unpacked(self, value: bytes) -> Entry:

@@ -166,6 +166,8 @@ def _without_stops(text: str) -> str:
     A last token without a letter or digit stays whole ("what is $?", "what is !"), and so do exclamation
     marks after anything but a spoken word ("what is 5!", "what does :q! do").
     """
+    if text[-1] == "?" and text[-2:-1].isascii() and text[-2:-1].isalnum():
+        return text[:-1]  # by far the commonest end, and what the rest would come to
     body = text.rstrip(STOPS)
     token = body[body.rfind(" ") + 1 :]
     if not _is_worded(token):

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+K = TypeVar("K", str, bytes)
 V = TypeVar("V")
 
 
-class Recent(Generic[V]):
-    """At most twice `generation` values by text. Getting one keeps it for another generation.
+class Recent(Generic[K, V]):
+    """At most twice `generation` values by text or key. Getting one keeps it for another generation.
 
     Two dictionaries, of which the older is dropped when the newer is full: as good as least-recently-used for
-    skewed traffic, and nothing is reordered on the way. Texts over `longest` characters are not kept.
+    skewed traffic, and nothing is reordered on the way. Keys over `longest` are not kept.
     """
 
     def __init__(self, generation: int, longest: int) -> None:
         self._generation = generation
         self._longest = longest
-        self._young: dict[str, V] = {}
-        self._old: dict[str, V] = {}
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def get(self, text: str) -> V | None:
-        """Return what is remembered of a text, or None."""
-        found = self._young.get(text)
-        if found is None and (found := self._old.pop(text, None)) is not None:
-            self.put(text, found)
+    def get(self, key: K) -> V | None:
+        """Return what is remembered of a key, or None."""
+        found = self._young.get(key)
+        if found is None and (found := self._old.pop(key, None)) is not None:
+            self.put(key, found)
         return found
 
-    def put(self, text: str, value: V) -> None:
-        """Remember a value, unless the text is too long."""
-        if len(text) > self._longest:
+    def put(self, key: K, value: V) -> None:
+        """Remember a value, unless the key is too long."""
+        if len(key) > self._longest:
             return
         if len(self._young) >= self._generation:
             self._old, self._young = self._young, {}
-        self._young[text] = value
+        self._young[key] = value
 
     def clear(self) -> None:
         """Forget everything."""

@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF001  the look-alikes are the point
 import hashlib
+import string
 import unicodedata
 
 import pytest
@@ -156,3 +157,9 @@ def test_a_key_may_fill_the_limit():
 
 def test_stops_are_their_own_form():
     assert [fold(c) for c in STOPS] == list(STOPS)
+
+
+def test_the_commonest_end_is_cut_as_the_rule_says():
+    for char in string.ascii_letters + string.digits:
+        for text in (char, f"what is {char}", f"c++ {char}", f"é{char}", f"$%{char}"):
+            assert normalise(text + "?") == normalise(text) == normalise(text + "??")
