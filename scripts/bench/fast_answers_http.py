@@ -32,7 +32,7 @@ COMMON, RARE = "What is Antiphon?", "Why do lighthouses turn?"
 PAIRS = 60
 STOPS = 3
 """How often every replica is stopped."""
-AFTER_A_STOP = 8
+AFTER_A_STOP = 20
 """Requests of each kind while they are stopped, beyond the first."""
 PATIENCE = 120.0
 LIMIT_MS, HIT_MS, MISS_MS = 200.0, 10.0, 2.0
