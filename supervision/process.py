@@ -1,4 +1,4 @@
-"""The child's side: `python -m supervision.process FD PARENT` becomes the actor that FD's first report names.
+"""The child's side: `python -m supervision.process FD PARENT MODULE` becomes the actor that FD's first report names.
 
 Spawned by `supervision.spawn`, never by hand. What it needs is imported here and nothing more: a restart
 is as long as this module takes to load.
@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from supervision import prctl
@@ -137,10 +138,18 @@ async def _stop_on_sigterm(runtime: Runtime, grace: float) -> None:
             runtime.stop(grace)
 
 
-def main(descriptor: int) -> int:
-    """Be the actor until it ends; returns the exit status."""
+def main(descriptor: int, module: str) -> int:
+    """Be the actor until it ends; returns the exit status.
+
+    `module` is loaded before the birth is read: a spare has that behind it when it is needed.
+    """
     raw = socket.socket(fileno=descriptor)
-    birth = control.decode(raw.recv(control.MAX_REPORT))
+    with suppress(ImportError):  # the birth names it again, and then it is an error
+        importlib.import_module(module)
+    data = raw.recv(control.MAX_REPORT)
+    if not data:
+        return 0
+    birth = control.decode(data)
     if not isinstance(birth, control.Birth):
         raise TypeError(f"the first report is {birth!r}, not Birth")
     raw.setblocking(False)
@@ -173,4 +182,4 @@ def _was_up(actor: Actor) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[3]))

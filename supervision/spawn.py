@@ -16,6 +16,7 @@ import trio
 from supervision import control, orphans
 from supervision.child import Incarnation, Launcher, LaunchFailed
 from supervision.nng import PathTooLong, socket_path
+from supervision.spares import Spares, Spawned
 from supervision.spec import ChildSpec
 from supervision.tree import Tree
 
@@ -31,24 +32,24 @@ class ProcessLauncher(Launcher):
         self._environment = {**os.environ, "PYTHONPATH": _import_path()}
         self.spawned: set[int] = set()
         self.running: set[int] = set()
+        self.spares = Spares(self._spawn, self.running.discard)
 
     async def launch(self, spec: ChildSpec, epoch: int, tree: Tree) -> Incarnation:
-        """Spawn a child and tell it who it is."""
+        """Tell a spare who it is, or spawn a child that is told at once."""
         await trio.lowlevel.checkpoint()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        spare = self.spares.take(spec)
         try:
             socket_path(self._state_dir / "run", spec.name).unlink(missing_ok=True)
-            ours.send(control.encode(self._birth(spec, epoch, tree)))
-            child = self._spawn(spec, theirs.fileno())
+            birth = control.encode(self._birth(spec, epoch, tree))
+            if spare is not None and not _tell(spare, birth):
+                self.spares.discard(spare)
+                spare = None
+            child = spare or self._spawn(spec)
+            if spare is None:
+                _tell(child, birth)
         except (OSError, PathTooLong, control.ReportTooLarge) as error:
-            ours.close()
             raise LaunchFailed(f"cannot start: {error}") from error
-        finally:
-            theirs.close()
-        self.spawned.add(child.pid)
-        self.running.add(child.pid)
-        return ProcessIncarnation(child, ours, self)
+        return ProcessIncarnation(child.process, child.ours, self)
 
     def _birth(self, spec: ChildSpec, epoch: int, tree: Tree) -> control.Birth:
         return control.Birth(
@@ -63,18 +64,31 @@ class ProcessLauncher(Launcher):
             files=spec.files,
         )
 
-    def _spawn(self, spec: ChildSpec, descriptor: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, spec: ChildSpec) -> Spawned:
         # In this thread and not through trio's own, which would end idle, and PDEATHSIG go by the thread.
-        with open_log(self._state_dir, spec.name) as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "supervision.process", str(descriptor), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(descriptor, *spec.files.values()),
-                start_new_session=True,
-                env=self._environment,
-            )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        module = spec.actor.partition(":")[0]
+        words = [sys.executable, "-m", "supervision.process", str(theirs.fileno()), str(os.getpid()), module]
+        try:
+            with open_log(self._state_dir, spec.name) as log:
+                child = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(), *spec.files.values()),
+                    start_new_session=True,
+                    env=self._environment,
+                )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.spawned.add(child.pid)
+        self.running.add(child.pid)
+        return Spawned(child, ours)
 
     def look_after_orphans(self) -> int:
         """Reap what dead children left behind; returns how many are left to look at."""
@@ -156,6 +170,15 @@ class ProcessIncarnation(Incarnation):
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
+
+
+def _tell(child: Spawned, birth: bytes) -> bool:
+    """Send it its birth. False when it died just now, which its exit status tells as well."""
+    try:
+        child.ours.send(birth)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
 
 
 def open_log(state_dir: Path, name: str) -> BinaryIO:

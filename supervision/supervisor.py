@@ -71,11 +71,13 @@ async def _run(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_status, roster, state_dir)
         nursery.start_soon(_reap, launcher)
+        nursery.start_soon(launcher.spares.keep)
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(_obey_signals, root, scope)
                 end = await root.live(on_ready)
         finally:
+            launcher.spares.dismiss()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_LOOKS):
                 await _reap_all(launcher)
         nursery.cancel_scope.cancel()

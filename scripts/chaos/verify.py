@@ -97,19 +97,26 @@ def check_recovery(fired: Iterable[Fired]) -> list[Violation]:
 
 
 def check_left_over(state: Path) -> list[Violation]:
-    """F: after the stop no process names the state directory, and no socket or half-written file is left in it."""
-    broken = []
+    """F: after the stop no process has a file of the state directory open, and no socket or half-written file is left."""
+    left = [
+        *state.glob("run/*.ipc"),
+        *state.glob("run/*.real"),
+        *state.glob("run/*.sock"),
+        *state.rglob("*.part"),
+    ]
+    broken = [Violation("F", f"file {path.name} is left") for path in left]
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if any(str(state).encode() in word for word in words) and b"chaos" not in words:
-                broken.append(Violation("F", f"process {entry.name} is left: {b' '.join(words)[:120]!r}"))
-    left = [*state.glob("run/*.ipc"), *state.glob("run/*.sock"), *state.rglob("*.part")]
-    broken += [Violation("F", f"file {path.name} is left") for path in left]
+        if entry.name.isdigit() and any(target.startswith(str(state)) for target in _open_files(entry)):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")[:120]
+            broken.append(Violation("F", f"process {entry.name} is left: {command!r}"))
     return broken
+
+
+def _open_files(process: Path) -> list[str]:
+    try:
+        return [str(descriptor.readlink()) for descriptor in (process / "fd").iterdir()]
+    except OSError:
+        return []  # it ended while we looked
 
 
 def outcomes(turns: Iterable[Evidence]) -> Counter[str]:

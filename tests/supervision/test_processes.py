@@ -189,3 +189,31 @@ def test_actors_talk_over_real_sockets_and_hear_of_a_death_in_milliseconds(super
     assert (tmp_path / "failed").read_text() == "ActorDown"
     assert time.monotonic() - began < 10, "the ask's own deadline is a minute"
     assert it.end()[0] == 0
+
+
+def children_of(pid: int) -> set[int]:
+    return {
+        int(child)
+        for child in (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
+    }
+
+
+def test_a_settled_child_has_a_spare_that_becomes_its_successor_and_none_is_left(tmp_path):
+    tree = Supervisor(tmp_path, {"name": "echo", "actor": ECHO})
+    try:
+        tree.wait_ready()
+        first = tree.actor("echo").pid
+        until(lambda: len(children_of(tree.process.pid)) == 2)
+        (spare,) = children_of(tree.process.pid) - {first}
+        os.kill(first, signal.SIGKILL)
+        until(lambda: tree.actor("echo").state == "up" and tree.actor("echo").pid == spare)
+        until(lambda: len(children_of(tree.process.pid)) == 2)
+        (next_spare,) = children_of(tree.process.pid) - {spare}
+        os.kill(next_spare, signal.SIGKILL)
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: tree.actor("echo").state == "up" and tree.actor("echo").pid not in {spare, next_spare})
+        left = children_of(tree.process.pid)
+    finally:
+        code, err = tree.end()
+    assert (code, err) == (0, "")
+    assert not any(alive(pid) for pid in left)
