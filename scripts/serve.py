@@ -33,7 +33,7 @@ from supervision.supervisor import StateInUse, StateUnusable, supervise
 
 QUESTION = "What is the capital of France?"
 FIRST_KEY = "first key"
-BACKLOG = 1024
+BACKLOG = 4096
 TCP_USER_TIMEOUT_MS = 30_000
 """A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
 

@@ -354,7 +354,7 @@ async def door(
     script = script or Script()
     accounts = Accounts(tmp_path / "accounts.sqlite")
     _, secret = accounts.create_key("acme", "test")
-    listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     session, edge = (
         ScriptedSession(script),
         Edge(EdgeSettings((MODEL,), str(tmp_path / "accounts.sqlite"), **settings)),
