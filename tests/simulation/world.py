@@ -38,6 +38,8 @@ from tests.simulation import goldens, state
 from tests.simulation.faults import EVERYONE, STORM_SECONDS, Disk, Network, Plan
 
 MODEL = "small"
+MOST_MESSAGES = 20_000
+"""Some 300 are usual, 2,000 the most: past it two actors go round in circles, and time stands still."""
 PRICES = (PriceSettings("*", prompt=3_000_000, cached=1_000_000, completion=7_000_000, fast_answer=5),)
 
 
@@ -135,6 +137,9 @@ class World:
 
     def _heard(self, envelope: Envelope, copies: Sequence[float]) -> None:
         self.counts["messages"] += 1
+        if self.counts["messages"] == MOST_MESSAGES:
+            self.violation(f"A: no end of messages: {envelope.sender}→{envelope.to} {envelope.kind}")
+            self._nursery.cancel_scope.cancel()
         fate = "" if copies == [0.0] else f" → {[round(c, 3) for c in copies]}"
         about = f" {envelope.body}" if self.trace is not None else ""
         self.note(
