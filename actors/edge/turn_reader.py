@@ -35,6 +35,9 @@ class TurnReader:
         self.missing = False
         """Events are missing or their sender is gone: attach again after `received`."""
         self.recovering = False
+        self.attached_at = -1
+        self.fruitless = 0
+        """Attaches in a row that brought no event."""
         self.duplicates = 0
         self.ended = False
         """Nothing more will come: the turn's last event is here, or the reader broke."""

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
+MOST_FRUITLESS = 1000
+"""Attaches in a row that brought nothing, at most twice a second; then the client is told."""
 ATTACH_SECONDS = 2.0
 """One try at attaching. A host answers that from its memory or its journal."""
 
@@ -178,6 +180,7 @@ class Turns:
             self._context.nursery.start_soon(self._recover, reader)
 
     async def _recover(self, reader: TurnReader) -> None:
+        await self._slow_down(reader)
         give_up = trio.current_time() + self._patience.reattach
         pause, refusals = FIRST_PAUSE, 0
         while not reader.ended and self._is_open(reader):
@@ -194,6 +197,16 @@ class Turns:
             pause = min(pause * 2, LONGEST_PAUSE)
         reader.recovering = False
         reader.wake()
+
+    async def _slow_down(self, reader: TurnReader) -> None:
+        """Wait the longer, the more attaches in a row brought nothing: a gap may be there for good."""
+        reader.fruitless = reader.fruitless + 1 if reader.received == reader.attached_at else 0
+        reader.attached_at = reader.received
+        if reader.fruitless > MOST_FRUITLESS:
+            self.broken += 1
+            reader.break_off(overloaded("The reply cannot be read any further: ask for it again.").body)
+        elif reader.fruitless:
+            await trio.sleep(min(FIRST_PAUSE * 2 ** min(reader.fruitless, 10), LONGEST_PAUSE))
 
     async def _try_attach(self, reader: TurnReader) -> tuple[TurnOpened | None, bool]:
         """Ask every host that may have the turn. Second value: some did not answer, so it may be there."""
