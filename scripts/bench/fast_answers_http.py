@@ -34,6 +34,8 @@ STOPS = 3
 """How often every replica is stopped."""
 AFTER_A_STOP = 20
 """Requests of each kind while they are stopped, beyond the first."""
+FEW, ENOUGH = 4, 128
+"""Tokens: to see a reply begin, and to have room for the catalog's answer."""
 PATIENCE = 120.0
 LIMIT_MS, HIT_MS, MISS_MS = 200.0, 10.0, 2.0
 
@@ -72,7 +74,7 @@ def _measure(state: Path) -> Figures:
     first, later, later_off = [], [], []
     for _ in range(STOPS):
         with _stopped(state):
-            first.append(door.ms(COMMON))
+            first.append(door.ms(RARE))
             with_it, without = _taking_turns(
                 AFTER_A_STOP, lambda: door.ms(RARE), lambda: door.ms(RARE, fast_answers="off")
             )
@@ -84,7 +86,7 @@ def _measure(state: Path) -> Figures:
 
 def _report(found: Figures) -> list[Row]:
     off = statistics.median(found.off)
-    stopped = [ms - statistics.median(found.model) for ms in found.first_stopped]
+    stopped = [ms - off for ms in found.first_stopped]
     return [
         _row("first text of a hit over HTTP", found.hits, HIT_MS, f"{PAIRS} requests, one at a time"),
         _row("first text of the model, same question", found.model, None, "fast answers off, prompt cached"),
@@ -156,9 +158,10 @@ class Door:
     def first_text(self, question: str, **fields: Any) -> FirstText:
         """Ask for a stream, and read it to its end: the next request finds a quiet server."""
         is_model = "fast_answers" in fields or question == RARE
-        limit = {"max_completion_tokens": 4} if is_model else {}
+        limit = FEW if is_model else ENOUGH
         messages = [{"role": "user", "content": question}]
-        body = json.dumps({"model": "default", "stream": True, "messages": messages, **limit, **fields})
+        wanted = {"model": "default", "stream": True, "messages": messages, "max_completion_tokens": limit}
+        body = json.dumps({**wanted, **fields})
         begun = time.perf_counter()
         self._connection.request("POST", "/v1/chat/completions", body, self._headers)
         reply = self._connection.getresponse()
