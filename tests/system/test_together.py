@@ -22,7 +22,7 @@ def test_sixteen_chats_all_stream_at_once(served):
             model="default",
             messages=[{"role": "user", "content": f"Count from {i} upwards, in words."}],
             temperature=0,
-            max_tokens=40,
+            max_tokens=150,
             stream=True,
             extra_body={"ignore_eos": True, "fast_answers": "off"},
         )
