@@ -81,6 +81,23 @@ class TextLogprob:
 
 Direction = Literal["input", "output"]
 
+CATEGORIES = (
+    "harassment",
+    "harassment/threatening",
+    "hate",
+    "hate/threatening",
+    "illicit",
+    "illicit/violent",
+    "self-harm",
+    "self-harm/intent",
+    "self-harm/instructions",
+    "sexual",
+    "sexual/minors",
+    "violence",
+    "violence/graphic",
+)
+"""The categories of the moderations endpoint: a rule of the policy names one."""
+
 
 @frozen
 class Allow:
@@ -100,7 +117,7 @@ class Allow:
 
 @frozen
 class Block:
-    """The text must not pass: which category (WIRE's thirteen) and which rule of the policy."""
+    """The text must not pass: which of `CATEGORIES` and which rule of the policy."""
 
     request_id: str
     direction: Direction

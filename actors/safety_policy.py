@@ -27,26 +27,9 @@ from cattrs.gen import make_dict_structure_fn
 from cattrs.v import format_exception
 
 from actors import shadow
-from actors.protocol import Direction
+from actors.protocol import CATEGORIES, Direction
 from actors.safety_pattern import Automaton, PatternError, literal, parse
 from actors.shadow import Table
-
-CATEGORIES = (
-    "harassment",
-    "harassment/threatening",
-    "hate",
-    "hate/threatening",
-    "illicit",
-    "illicit/violent",
-    "self-harm",
-    "self-harm/intent",
-    "self-harm/instructions",
-    "sexual",
-    "sexual/minors",
-    "violence",
-    "violence/graphic",
-)
-"""The categories of the moderations endpoint: a rule names one."""
 
 DEFAULT_POLICY = Path(__file__).with_name("default_policy.toml")
 MAX_MATCH = 1024

@@ -7,25 +7,10 @@ from typing import Any
 from actors.edge import request_ids
 from actors.edge.errors import internal, invalid, model_not_found, overloaded, shown
 from actors.edge.validation import Fields
-from actors.protocol import Moderate, Moderated
+from actors.protocol import CATEGORIES, Moderate, Moderated
 from supervision.actor import Context
 from supervision.errors import AskFailed
 
-CATEGORIES = (
-    "harassment",
-    "harassment/threatening",
-    "hate",
-    "hate/threatening",
-    "illicit",
-    "illicit/violent",
-    "self-harm",
-    "self-harm/intent",
-    "self-harm/instructions",
-    "sexual",
-    "sexual/minors",
-    "violence",
-    "violence/graphic",
-)
 MODEL = "antiphon-policy"
 MODELS = (MODEL, "omni-moderation-latest", "text-moderation-latest", "text-moderation-stable")
 MAX_INPUTS = 256

@@ -1,4 +1,4 @@
-"""The promises (DESIGN's invariants A to F), looked at from outside and from the disks, once all is quiet."""
+"""The promises (invariants A to F), looked at from outside and from the disks, once all is quiet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that broke other servers (KNOWN_FAULTS 1-17), over the real server; after each, a good request is golden."""
+"""Inputs that broke other servers, over the real server; after each, a good request is golden."""
 
 import json
 import socket
