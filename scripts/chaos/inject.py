@@ -146,12 +146,12 @@ def _frames(tree: Tree, injection: Injection, rng: random.Random) -> str:
     """Kill the target, so that everyone dials anew, and be there first."""
     victim = tree.one(injection.target, rng)
     mailbox = tree.state / "run" / f"{victim.name}.ipc"
-    was = mailbox.stat().st_ino
+    was = _identity(mailbox)
     _signal(victim, signal.SIGKILL)
     proxy = FrameProxy(mailbox, injection.plan.frames, SHARE, rng)
     for _ in _patiently(0.001):
         with contextlib.suppress(OSError):
-            if mailbox.stat().st_ino != was:
+            if _identity(mailbox) != was:
                 proxy.start()
                 break
     else:
@@ -164,6 +164,12 @@ def _frames(tree: Tree, injection: Injection, rng: random.Random) -> str:
             f"{victim.name}: no frame was touched in {injection.plan.seconds} s ({proxy.counts['passed']} passed)"
         )
     return f"{victim.name}: " + ", ".join(f"{count} {fate}" for fate, count in proxy.counts.items())
+
+
+def _identity(mailbox: Path) -> tuple[int, int]:
+    """Return what tells one socket file from its successor: a freed inode number is often given out again at once."""
+    found = mailbox.stat()
+    return found.st_ino, found.st_ctime_ns
 
 
 def _by_signal(number: signal.Signals, what: str) -> Callable[[Tree, Injection, random.Random], str]:
