@@ -118,6 +118,15 @@ class Actor:
     Settings: ClassVar[type]
     context: Context
 
+    @classmethod
+    def prepare(cls, settings: Any) -> None:
+        """Do once, for all incarnations on one host, what takes long and depends on the settings alone.
+
+        It runs in the process they are forked from, after the module's import: keep what it makes in the module
+        or the class, as a cache that an incarnation fills itself where this failed. Leave no thread running,
+        nothing open that must not be shared, and let nobody depend on it. Default: nothing.
+        """
+
     async def on_start(self) -> None:
         """Become ready: `self.context` is set. The tree calls the actor up when this returns."""
 

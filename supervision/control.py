@@ -25,6 +25,14 @@ class ReportTooLarge(SupervisionError):
 
 
 @frozen
+class Pattern:
+    """The first word to a template: what its children will be."""
+
+    actor: str
+    settings: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen
 class Birth:
     """The first word to a child: who it is."""
 
@@ -67,8 +75,8 @@ class Dying:
     reason: str
 
 
-Report = Birth | Push | Ready | Beat | Dying
-_KINDS: Mapping[str, type[Report]] = {cls.__name__: cls for cls in (Birth, Push, Ready, Beat, Dying)}
+Report = Pattern | Birth | Push | Ready | Beat | Dying
+_KINDS: Mapping[str, type[Report]] = {cls.__name__: cls for cls in (Pattern, Birth, Push, Ready, Beat, Dying)}
 
 
 def encode(report: Report) -> bytes:

@@ -107,7 +107,7 @@ class Group(Unit):
         self._up.discard(gone.unit)
         if not comes_back(gone.unit.restart, failed=gone.exit.failed):
             return None
-        delay = self._budget.spend(trio.current_time())
+        delay = self._budget.spend(trio.current_time(), gone.unit.name)
         hit = affected(self._spec.strategy, self._units, gone.unit)
         if delay is None:
             await self._halt(self._units)

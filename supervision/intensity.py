@@ -20,17 +20,20 @@ class RestartBudget:
         self._backoff = backoff
         self._limit = backoff_limit
         self._rng = rng
-        self._spent: deque[float] = deque()
+        self._spent: deque[tuple[float, str]] = deque()
 
-    def spend(self, now: float) -> float | None:
-        """Note a restart; returns the seconds to wait before it, or None: it is one too many.
+    def spend(self, now: float, name: str) -> float | None:
+        """Note that `name` is restarted; returns the seconds to wait before it, or None: it is one too many.
 
-        The delay is the backoff, doubled for each restart already within the window, up to the limit.
+        The first restart waits for nothing. The next ones of the same unit wait for the backoff, doubled with
+        each of them that is still within the window, up to the limit. The intensity counts them all together.
         """
-        while self._spent and self._spent[0] <= now - self._window:
+        while self._spent and self._spent[0][0] <= now - self._window:
             self._spent.popleft()
         if len(self._spent) >= self._intensity:
             return None
-        delay = min(self._limit, self._backoff * 2.0 ** len(self._spent))
-        self._spent.append(now)
-        return delay * self._rng.uniform(_JITTER, 1.0)
+        before = sum(each == name for _, each in self._spent)
+        self._spent.append((now, name))
+        if not before:
+            return 0.0
+        return min(self._limit, self._backoff * 2.0 ** (before - 1)) * self._rng.uniform(_JITTER, 1.0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+_PROC = Path("/proc")
+
 
 @frozen
 class _Process:
@@ -47,11 +49,19 @@ def reap(actors: frozenset[int], running: frozenset[int]) -> int:
 
 
 def _processes() -> Iterator[_Process]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
-                # the command's name may hold anything, but what follows its last bracket is fields
-                fields = (
-                    (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
-                )
-                yield _Process(int(entry.name), fields[0], int(fields[1]), int(fields[2]), int(fields[3]))
+    for pid in _my_children():
+        with suppress(OSError, ValueError, IndexError):
+            # the command's name may hold anything, but what follows its last bracket is fields
+            stat = (_PROC / pid / "stat").read_text(encoding="utf-8", errors="replace")
+            fields = stat.rpartition(") ")[2].split()
+            yield _Process(int(pid), fields[0], int(fields[1]), int(fields[2]), int(fields[3]))
+
+
+def _my_children() -> list[str]:
+    """Return their pids, or those of all processes where the kernel keeps no such list."""
+    try:
+        return [
+            pid for task in (_PROC / "self/task").iterdir() for pid in (task / "children").read_text().split()
+        ]
+    except OSError:
+        return [entry.name for entry in _PROC.iterdir() if entry.name.isdigit()]

@@ -1,30 +1,21 @@
-"""The child's side: `python -m supervision.process FD PARENT MODULE` becomes the actor that FD's first report names.
+"""The child's side: one incarnation of an actor, from its birth on.
 
-Spawned by `supervision.spawn`, never by hand. What it needs is imported here and nothing more: a restart
-is as long as this module takes to load.
+Its process was forked by a template (`supervision.template`), which has loaded all of this already.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
-from contextlib import suppress
-from pathlib import Path
-
-from supervision import prctl
-
-if __name__ == "__main__":
-    prctl.die_with_parent(int(sys.argv[2]))
-
 import gc
 import importlib
 import logging
+import os
+import signal
+import socket
+from pathlib import Path
 
 import trio
 
-from supervision import chaos_hooks, control, log, wire
+from supervision import chaos_hooks, control, log, prctl, wire
 from supervision.actor import Actor
 from supervision.errors import SupervisionError
 from supervision.nng import open_mailbox
@@ -41,8 +32,8 @@ class BadActor(SupervisionError):
     """The tree's data names no actor, or settings its class does not take."""
 
 
-def load_actor(path: str, settings: object) -> Actor:
-    """Return the actor `"package.module:Class"`, made from plain settings. Raises `BadActor`."""
+def actor_class(path: str) -> type[Actor]:
+    """Return the class `"package.module:Class"`. Raises `BadActor`."""
     module, _, name = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), name)
@@ -50,6 +41,12 @@ def load_actor(path: str, settings: object) -> Actor:
         raise BadActor(f"no actor {path!r}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise BadActor(f"{path!r} is not an Actor")
+    return cls
+
+
+def load_actor(path: str, settings: object) -> Actor:
+    """Return the actor `"package.module:Class"`, made from plain settings. Raises `BadActor`."""
+    cls = actor_class(path)
     try:
         made: Actor = cls(wire.structure(settings, cls.Settings))  # type: ignore[arg-type,call-arg]
     except ValueError as error:
@@ -138,17 +135,13 @@ async def _stop_on_sigterm(runtime: Runtime, grace: float) -> None:
             runtime.stop(grace)
 
 
-def main(descriptor: int, module: str) -> int:
-    """Be the actor until it ends; returns the exit status.
-
-    `module` is loaded before the birth is read: a spare has that behind it when it is needed.
-    """
+def main(descriptor: int, parent: int) -> int:
+    """Wait for the birth, and be the actor until it ends; returns the exit status."""
     raw = socket.socket(fileno=descriptor)
-    with suppress(ImportError):  # the birth names it again, and then it is an error
-        importlib.import_module(module)
     data = raw.recv(control.MAX_REPORT)
     if not data:
         return 0
+    prctl.die_with_parent(parent)
     birth = control.decode(data)
     if not isinstance(birth, control.Birth):
         raise TypeError(f"the first report is {birth!r}, not Birth")
@@ -179,7 +172,3 @@ def _was_up(actor: Actor) -> bool:
     """Whether it may have seen a message: then an exception's words may quote it."""
     context = getattr(actor, "context", None)
     return context is not None and context.pulse.progress > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[3]))

@@ -1,4 +1,4 @@
-"""Children as real processes: spawned, never forked, each leading a session of its own."""
+"""Children as real processes: forked by the template of their kind, each leading a session of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import trio
 from supervision import control, orphans
 from supervision.child import Incarnation, Launcher, LaunchFailed
 from supervision.nng import PathTooLong, socket_path
-from supervision.spares import Spares, Spawned
 from supervision.spec import ChildSpec
+from supervision.templates import Forked, Template, Templates
 from supervision.tree import Tree
 
 MAX_LOG = 16 * 1024 * 1024
@@ -25,31 +25,41 @@ MAX_LOG = 16 * 1024 * 1024
 
 
 class ProcessLauncher(Launcher):
-    """Starts `python -m supervision.process` for each child of a state directory."""
+    """Keeps the templates (`python -m supervision.template`) of a state directory's children, and launches from them."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._environment = {**os.environ, "PYTHONPATH": _import_path()}
         self.spawned: set[int] = set()
         self.running: set[int] = set()
-        self.spares = Spares(self._spawn, self.running.discard)
+        self.templates = Templates(self._spawn_template, self.running.discard)
 
     async def launch(self, spec: ChildSpec, epoch: int, tree: Tree) -> Incarnation:
-        """Tell a spare who it is, or spawn a child that is told at once."""
+        """Have the template of its kind beget it, and tell it who it is."""
         await trio.lowlevel.checkpoint()
-        spare = self.spares.take(spec)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
         try:
             socket_path(self._state_dir / "run", spec.name).unlink(missing_ok=True)
             birth = control.encode(self._birth(spec, epoch, tree))
-            if spare is not None and not _tell(spare, birth):
-                self.spares.discard(spare)
-                spare = None
-            child = spare or self._spawn(spec)
-            if spare is None:
-                _tell(child, birth)
+            with open_log(self._state_dir, spec.name) as log:
+                pid = await self.templates.of(spec).beget(theirs, log.fileno())
+            self._begun(pid)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died just now: its exit status tells
+                ours.send(birth)
+            return ProcessIncarnation(Forked(pid), ours, self)
         except (OSError, PathTooLong, control.ReportTooLarge) as error:
+            ours.close()
             raise LaunchFailed(f"cannot start: {error}") from error
-        return ProcessIncarnation(child.process, child.ours, self)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def _begun(self, pid: int) -> None:
+        self.spawned.add(pid)
+        self.running.add(pid)
 
     def _birth(self, spec: ChildSpec, epoch: int, tree: Tree) -> control.Birth:
         return control.Birth(
@@ -64,13 +74,13 @@ class ProcessLauncher(Launcher):
             files=spec.files,
         )
 
-    def _spawn(self, spec: ChildSpec) -> Spawned:
+    def _spawn_template(self, spec: ChildSpec) -> Template:
         # In this thread and not through trio's own, which would end idle, and PDEATHSIG go by the thread.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        module = spec.actor.partition(":")[0]
-        words = [sys.executable, "-m", "supervision.process", str(theirs.fileno()), str(os.getpid()), module]
+        words = [sys.executable, "-m", "supervision.template", str(theirs.fileno()), str(os.getpid())]
         try:
+            ours.send(control.encode(control.Pattern(spec.actor, spec.settings)))
+            ours.setblocking(False)
             with open_log(self._state_dir, spec.name) as log:
                 child = subprocess.Popen(
                     words,
@@ -81,14 +91,13 @@ class ProcessLauncher(Launcher):
                     start_new_session=True,
                     env=self._environment,
                 )
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.spawned.add(child.pid)
-        self.running.add(child.pid)
-        return Spawned(child, ours)
+        self._begun(child.pid)
+        return Template(child, ours)
 
     def look_after_orphans(self) -> int:
         """Reap what dead children left behind; returns how many are left to look at."""
@@ -98,9 +107,7 @@ class ProcessLauncher(Launcher):
 class ProcessIncarnation(Incarnation):
     """A child process and our end of its control descriptor."""
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], ours: socket.socket, launcher: ProcessLauncher
-    ) -> None:
+    def __init__(self, child: Forked, ours: socket.socket, launcher: ProcessLauncher) -> None:
         self.pid = child.pid
         self._child = child
         self._raw = ours
@@ -136,7 +143,7 @@ class ProcessIncarnation(Incarnation):
             self._child.wait()
             self._launcher.running.discard(self.pid)
             self._launcher.look_after_orphans()
-        return self._child.returncode
+        return self._child.wait()
 
     def push(self, tree: Tree) -> None:
         """Send the tree now, or keep the newest for when the child reads again."""
@@ -170,15 +177,6 @@ class ProcessIncarnation(Incarnation):
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
-
-
-def _tell(child: Spawned, birth: bytes) -> bool:
-    """Send it its birth. False when it died just now, which its exit status tells as well."""
-    try:
-        child.ours.send(birth)
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True
 
 
 def open_log(state_dir: Path, name: str) -> BinaryIO:

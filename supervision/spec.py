@@ -45,5 +45,5 @@ class SupervisorSpec:
     """More restarts than this within `window` and the group is stopped and the failure escalates."""
     window: float = 10.0
     backoff: float = 0.05
-    """First delay before a restart, doubled each time within the window, with jitter."""
+    """Delay before a child's second restart within the window, doubled with each more, with jitter; none before its first."""
     backoff_limit: float = 2.0

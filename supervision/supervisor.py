@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
@@ -40,6 +40,15 @@ def build(spec: SupervisorSpec, launcher: Launcher, roster: Roster, rng: random.
     return Group(spec, units, rng)
 
 
+def leaves(spec: SupervisorSpec) -> Iterator[ChildSpec]:
+    """Yield every child of the tree, in its order."""
+    for child in spec.children:
+        if isinstance(child, ChildSpec):
+            yield child
+        else:
+            yield from leaves(child)
+
+
 async def supervise(
     spec: SupervisorSpec, state_dir: Path, *, on_ready: Callable[[], None] | None = None
 ) -> int:
@@ -57,6 +66,7 @@ async def supervise(
         launcher = ProcessLauncher(state_dir)
         roster = Roster(epochs.next)
         root = build(spec, launcher, roster, random.Random())  # noqa: S311 - jitter
+        launcher.templates.warm(leaves(spec))
         end = await _run(root, roster, launcher, state_dir, on_ready or (lambda: None))
     if end.failed:
         sys.stderr.write(f"the tree failed: {end.reason}\n")
@@ -71,13 +81,12 @@ async def _run(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_status, roster, state_dir)
         nursery.start_soon(_reap, launcher)
-        nursery.start_soon(launcher.spares.keep)
         try:
             with trio.CancelScope() as scope:
                 nursery.start_soon(_obey_signals, root, scope)
                 end = await root.live(on_ready)
         finally:
-            launcher.spares.dismiss()
+            launcher.templates.dismiss()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_LOOKS):
                 await _reap_all(launcher)
         nursery.cancel_scope.cancel()

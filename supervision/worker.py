@@ -28,11 +28,13 @@ class Worker(Unit):
         self._launcher = launcher
         self._roster = roster
         self._stopping = trio.Event()
+        self._launching = trio.CancelScope()
         self._why = ""
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL after the grace."""
         self._stopping.set()
+        self._launching.cancel()
 
     async def live(self, ready: Callable[[], None]) -> Exit:
         """Run one incarnation."""
@@ -43,11 +45,14 @@ class Worker(Unit):
 
     async def _live(self, ready: Callable[[], None]) -> Exit:
         epoch = self._roster.begin(self.name)
-        try:
-            incarnation = await self._launcher.launch(self._spec, epoch, self._roster.tree)
-        except LaunchFailed as error:
-            self._roster.down(self.name, str(error))
-            return Exit(failed=True, reason=f"{self.name}: {error}")
+        incarnation: Incarnation | None = None
+        with trio.move_on_after(self._spec.ready_within) as self._launching:
+            try:
+                incarnation = await self._launcher.launch(self._spec, epoch, self._roster.tree)
+            except LaunchFailed as error:
+                self._why = str(error)
+        if incarnation is None:
+            return self._conclude_launch()
         try:
             status = await self._attend(incarnation, ready)
         except BaseException:
@@ -74,6 +79,15 @@ class Worker(Unit):
         with trio.CancelScope(shield=True):
             await incarnation.exit_status()
         self._roster.down(self.name, "killed with its supervisor")
+
+    def _conclude_launch(self) -> Exit:
+        """Nothing was begun: it could not be, or took too long, or was not wanted any more."""
+        if self._stopping.is_set():
+            self._roster.down(self.name, "")
+            return Exit(failed=False, reason=f"{self.name}: stopped")
+        reason = self._why or f"not begun within {self._spec.ready_within:g} s"
+        self._roster.down(self.name, reason)
+        return Exit(failed=True, reason=f"{self.name}: {reason}")
 
     def _conclude(self, status: int) -> Exit:
         if self._stopping.is_set():

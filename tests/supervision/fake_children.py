@@ -75,7 +75,7 @@ class FakeLauncher(Launcher):
 
     `lives` maps a child's name to what each of its runs does, in order: a number is the exit status it
     ends with before it is ready, "mute" says nothing at all, "deaf" ignores SIGTERM, "no launch" cannot
-    be spawned, "well" (also when the script is over) is as above.
+    be spawned, "unborn" is never done being launched, "well" (also when the script is over) is as above.
     """
 
     def __init__(self, nursery: trio.Nursery, lives: dict[str, Iterable[int | str]] | None = None) -> None:
@@ -98,6 +98,8 @@ class FakeLauncher(Launcher):
         self.started.append((trio.current_time(), spec.name))
         if life == "no launch":
             raise LaunchFailed("no such program")
+        if life == "unborn":
+            await trio.sleep_forever()
         run = FakeIncarnation(spec.name, pid=len(self.runs) + 100, epoch=epoch)
         run.obeys_sigterm = life != "deaf"
         self.runs.append(run)

@@ -1,7 +1,9 @@
 """Actors for the tests with real processes."""
 
+import os
+import signal
 import subprocess
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -50,3 +52,32 @@ class Caller(Actor):
             await self.context.ask("a", Hold(1), timeout=60)
         except ActorDown:
             (self.context.state_dir / "failed").write_text("ActorDown")
+
+
+class Prepared(Actor):
+    """Writes down, at each start, which process prepared it."""
+
+    made_by: ClassVar[int] = 0
+
+    @frozen
+    class Settings:
+        """None."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @classmethod
+    def prepare(cls, settings: Any) -> None:
+        cls.made_by = os.getpid()
+
+    async def on_start(self) -> None:
+        with (self.context.state_dir / "made_by").open("a") as file:
+            file.write(f"{self.made_by}\n")
+
+
+class Slow(Prepared):
+    """Is never done preparing."""
+
+    @classmethod
+    def prepare(cls, settings: Any) -> None:
+        signal.pause()

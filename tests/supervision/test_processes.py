@@ -198,22 +198,40 @@ def children_of(pid: int) -> set[int]:
     }
 
 
-def test_a_settled_child_has_a_spare_that_becomes_its_successor_and_none_is_left(tmp_path):
-    tree = Supervisor(tmp_path, {"name": "echo", "actor": ECHO})
-    try:
-        tree.wait_ready()
-        first = tree.actor("echo").pid
-        until(lambda: len(children_of(tree.process.pid)) == 2)
-        (spare,) = children_of(tree.process.pid) - {first}
-        os.kill(first, signal.SIGKILL)
-        until(lambda: tree.actor("echo").state == "up" and tree.actor("echo").pid == spare)
-        until(lambda: len(children_of(tree.process.pid)) == 2)
-        (next_spare,) = children_of(tree.process.pid) - {spare}
-        os.kill(next_spare, signal.SIGKILL)
-        os.kill(spare, signal.SIGKILL)
-        until(lambda: tree.actor("echo").state == "up" and tree.actor("echo").pid not in {spare, next_spare})
-        left = children_of(tree.process.pid)
-    finally:
-        code, err = tree.end()
-    assert (code, err) == (0, "")
+def test_children_of_one_kind_are_forked_from_one_template_and_a_dead_template_is_replaced(supervisor):
+    it = supervisor(child("a"), child("b"))
+    it.wait_ready()
+    actors = {it.actor("a").pid, it.actor("b").pid}
+    (template,) = children_of(it.process.pid) - actors
+    os.kill(it.actor("a").pid, signal.SIGKILL)
+    until(lambda: it.actor("a").state == "up" and it.actor("a").pid not in actors)
+    assert alive(template)
+    os.kill(template, signal.SIGKILL)
+    until(lambda: not alive(template))
+    assert all(alive(it.actor(name).pid) for name in "ab")
+    killed = it.actor("b").pid
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: it.actor("b").state == "up" and it.actor("b").pid != killed)
+    assert it.actor("b").restarts <= 2
+    left = children_of(it.process.pid)
+    assert len(left) == 3
+    assert it.end() == (0, "")
     assert not any(alive(pid) for pid in left)
+
+
+def test_what_an_actor_prepares_is_there_in_every_incarnation_and_is_made_once(supervisor, tmp_path):
+    it = supervisor(child("a", "tests.supervision.litter:Prepared"))
+    it.wait_ready()
+    os.kill(it.actor("a").pid, signal.SIGKILL)
+    until(lambda: len((tmp_path / "made_by").read_text().split()) == 2)
+    first, second = (tmp_path / "made_by").read_text().split()
+    assert first == second
+    assert int(first) in children_of(it.process.pid)
+    assert it.end() == (0, "")
+
+
+def test_a_stop_ends_a_start_whose_template_still_prepares(supervisor, tmp_path):
+    it = supervisor(child("a", "tests.supervision.litter:Slow"))
+    until((tmp_path / "run" / "supervisor.sock").exists)
+    until(lambda: it.actor("a").state == "starting")
+    assert it.end() == (0, "")
