@@ -11,6 +11,7 @@ from typing import Any
 import numba
 from llvmlite import __version__ as llvmlite_version
 from numba.core import config
+from numba.core.codegen import get_host_cpu_features
 
 from gpu.cache import cache_directory
 from gpu.kernels.cpu import describe_cpu
@@ -43,6 +44,11 @@ if "NUMBA_CACHE_DIR" not in os.environ:
     setattr(config, "CACHE_DIR", str(cache_directory() / "kernels" / _fingerprint()))  # noqa: B010 - made at run time
 
 ISA = describe_cpu().isa
+
+if ISA == "avx512vnni" and "NUMBA_CPU_FEATURES" not in os.environ:
+    # Otherwise LLVM takes `vpdpwssd` apart again, into a product, a sum and a broadcast: for one chain that is
+    # quicker, for as many as `tiles` has at once it takes three times the instructions.
+    setattr(config, "CPU_FEATURES", f"{get_host_cpu_features()},+fast-dpwssd")  # noqa: B010 - made at run time
 
 _OPERATION = "void(int64, int64, int64)"
 
