@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+from attrs import frozen
 
 from gpu.admission import check_request
 from gpu.batch import BatchBuilder
 from gpu.blocks import BLOCK_SIZE, BlockPool
-from gpu.errors import BadRequest, EngineFull, ModelError, StepTooLarge
+from gpu.errors import BadRequest, EngineFull, GpuFailed, GpuFull, ModelError, StepTooLarge
 from gpu.governor import ChunkGovernor
-from gpu.kernels import StepResult
+from gpu.kernels import Pending, StepResult
 from gpu.kernels.host import HostKernels
 from gpu.llama import Llama
 from gpu.memory import available_bytes
@@ -24,11 +28,37 @@ KV_SHARE = 0.25
 """Of the memory that is available after loading, when nothing else is said."""
 
 
+@frozen
+class _Started:
+    """A step that is under way; `pending` is None where there was nothing to run."""
+
+    plan: Plan
+    pending: Pending | None
+    seconds: float
+    """What it took to plan and to start it."""
+
+
+class _Made(NamedTuple):
+    """What became of a sequence in a step that sampled for it."""
+
+    sequence: Sequence
+    sample: int
+    position: int
+    tokens: tuple[int, ...]
+    finish: str
+    error: str
+
+
 class Engine:
     """One model on one device. Not thread-safe: one owner calls `add`, `cancel` and `step` in turn.
 
     `context_length` is the model's, or the KV pool's if that is smaller: any request that is taken can
     finish alone.
+
+    Where the kernels overlap, `step` starts the next step before it returns, so that the device works while the
+    caller deals with the tokens. A sequence that is cancelled meanwhile is passed over when that step ends. Until
+    then its blocks are written to, which harms nobody: only a plan hands out blocks, and none is made while a step
+    is under way.
     """
 
     def __init__(
@@ -52,6 +82,7 @@ class Engine:
         self._governor = ChunkGovernor(token_budget)
         self._sequences: dict[str, Sequence] = {}
         self._ended: list[SequenceOutput] = []
+        self._under_way: _Started | None = None
 
     @classmethod
     def load(
@@ -136,88 +167,88 @@ class Engine:
     def step(self) -> StepOutput:
         """Run one iteration: a token for each decoding sequence, a chunk of the prompts beside them.
 
-        Raises `GpuFull` with everything as it was before, `GpuFailed` when the engine is of no more use.
+        What was added since the last call takes part, or where kernels overlap in the iteration after. Raises
+        `GpuFull` with everything as it was before, `GpuFailed` when the engine is of no more use.
         """
+        step, self._under_way = self._under_way or self._start(), None
         began = time.perf_counter()
-        self.scheduler.chunk_beside_decode = self._governor.chunk
-        plan = self.scheduler.plan()
-        self._forget_preempted(plan)
-        try:
-            result = self.model.step(self._builder.build(plan.pieces)) if plan.pieces else None
-        except StepTooLarge as error:
-            self._end(max(plan.pieces, key=_list_length).sequence, "error", str(error))
-            plan, result = Plan(preempted=plan.preempted), None
-        outputs = self._take(plan, result) if result else []
-        outputs, self._ended = [*self._ended, *outputs], []
-        return StepOutput(tuple(outputs), self._stats(plan, result, time.perf_counter() - began))
+        result = None if step.pending is None else self.model.finish(step.pending)
+        made = self._advance(step.plan, result) if result else []
+        ended, self._ended = self._ended, []
+        stats = self._stats(step, result, time.perf_counter() - began)
+        self._start_ahead()
+        outputs = [_output(one, result) for one in made] if result else []
+        return StepOutput((*ended, *outputs), stats)
 
     def close(self) -> None:
         """Stop the kernels' threads and give memory back. The engine is of no use afterwards."""
+        step, self._under_way = self._under_way, None
+        if step is not None and step.pending is not None:
+            with contextlib.suppress(GpuFull, GpuFailed):
+                self.model.finish(step.pending)
         self.model.kernels.close()
 
-    def _forget_preempted(self, plan: Plan) -> None:
-        if plan.preempted:
-            for sequence in self.scheduler.waiting:
-                self._builder.forget(sequence)
+    def _start(self) -> _Started:
+        began = time.perf_counter()
+        self.scheduler.chunk_beside_decode = self._governor.chunk
+        plan = self.scheduler.plan()
+        for sequence in plan.preempted:
+            self._builder.forget(sequence)
+        try:
+            pending = self.model.start(self._builder.build(plan.pieces)) if plan.pieces else None
+        except StepTooLarge as error:
+            self._end(max(plan.pieces, key=_list_length).sequence, "error", str(error))
+            plan, pending = Plan(preempted=plan.preempted), None
+        return _Started(plan, pending, time.perf_counter() - began)
 
-    def _take(self, plan: Plan, result: StepResult) -> list[SequenceOutput]:
-        outputs = []
-        tokens, logprobs = result.tokens.tolist(), result.logprobs.tolist()
-        sample = 0
+    def _start_ahead(self) -> None:
+        if self.model.kernels.overlaps and self._sequences:
+            # What fails here fails again in the next call, and is raised there: this one's tokens go out first.
+            with contextlib.suppress(GpuFull, GpuFailed):
+                self._under_way = self._start()
+
+    def _advance(self, plan: Plan, result: StepResult) -> list[_Made]:
+        """Bring every sequence forward that is still here: all that the next plan needs, and no more."""
+        made, sample, tokens = [], 0, result.tokens.tolist()
         for piece in plan.pieces:
-            last = piece.is_last
-            self.scheduler.computed(piece)
-            if last:
-                detail = self._logprob(piece.sequence, result, sample, logprobs[sample])
-                outputs.append(self._accept(piece, tokens[sample], detail))
-                sample += 1
-        return outputs
+            sequence, last = piece.sequence, piece.is_last
+            if self._sequences.get(sequence.request.id) is sequence:
+                self.scheduler.computed(piece)
+                if last:
+                    made.append(self._accept(sequence, sample, tokens[sample]))
+            sample += last
+        return made
 
-    @staticmethod
-    def _logprob(
-        sequence: Sequence, result: StepResult, sample: int, logprob: float
-    ) -> tuple[TokenLogprob, ...]:
-        wanted = sequence.request.params.logprobs
-        if wanted < 0:
-            return ()
-        top = zip(
-            result.top_tokens[sample, :wanted].tolist(),
-            result.top_logprobs[sample, :wanted].tolist(),
-            strict=True,
-        )
-        return (TokenLogprob(int(result.tokens[sample]), logprob, tuple(top)),)
-
-    def _accept(self, piece: Piece, token: int, detail: tuple[TokenLogprob, ...]) -> SequenceOutput:
+    def _accept(self, sequence: Sequence, sample: int, token: int) -> _Made:
         """Append a sampled token, or end the sequence with it."""
-        sequence = piece.sequence
-        request, position = sequence.request, sequence.position
-        params = request.params
+        params, position = sequence.request.params, sequence.position
         if token < 0:
+            self._remove(sequence)
             error = "the model gave no finite distribution for this request"
-            return self._end(sequence, "error", error, report=False)
+            return _Made(sequence, sample, position, (), "error", error)
         if token in params.stop_token_ids or (token in self.eos_ids and not params.ignore_eos):
-            return self._end(sequence, "stop", report=False)
+            self._remove(sequence)
+            return _Made(sequence, sample, position, (), "stop", "")
         sequence.tokens.append(token)
         finish = "length" if position + 1 >= params.max_tokens else ""
         if finish:
-            self._end(sequence, finish, report=False)
-        cached = sequence.cached_tokens or 0
-        return SequenceOutput(request.id, position, (token,), detail, finish, "", len(request.prompt), cached)
+            self._remove(sequence)
+        return _Made(sequence, sample, position, (token,), finish, "")
 
-    def _end(
-        self, sequence: Sequence, finish: str, error: str = "", *, report: bool = True
-    ) -> SequenceOutput:
+    def _end(self, sequence: Sequence, finish: str, error: str = "") -> None:
+        """End a sequence that no step ended; the next output says so."""
+        self._remove(sequence)
+        cached = sequence.cached_tokens or 0
+        self._ended.append(_ending(sequence.request, sequence.position, cached, finish, error))
+
+    def _remove(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self._builder.forget(sequence)
         del self._sequences[sequence.request.id]
-        output = _ending(sequence.request, sequence.position, sequence.cached_tokens or 0, finish, error)
-        if report:
-            self._ended.append(output)
-        return output
 
-    def _stats(self, plan: Plan, result: StepResult | None, seconds: float) -> StepStats:
+    def _stats(self, step: _Started, result: StepResult | None, seconds: float) -> StepStats:
+        plan = step.plan
         forward = result.forward_seconds if result else 0.0
-        sampling = result.sampling_seconds if result else 0.0
         decoded = sum(piece.count == 1 for piece in plan.pieces)
         prefilled = sum(piece.count for piece in plan.pieces) - decoded
         self._governor.note(decoded, prefilled, forward)
@@ -228,12 +259,12 @@ class Engine:
             waiting=len(self.scheduler.waiting),
             blocks_used=self.pool.in_use,
             blocks_total=self.pool.total,
-            preemptions=plan.preempted,
+            preemptions=len(plan.preempted),
             prefix_queried=plan.queried,
             prefix_hits=plan.hits,
             forward_seconds=forward,
-            sampling_seconds=sampling,
-            python_seconds=seconds - forward - sampling,
+            sampling_seconds=result.sampling_seconds if result else 0.0,
+            python_seconds=step.seconds + seconds - (result.waited_seconds if result else 0.0),
             bytes_moved=result.bytes_moved if result else 0,
         )
 
@@ -243,6 +274,21 @@ def _list_length(piece: Piece) -> int:
     params = piece.sequence.request.params
     penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
     return len(params.logit_bias) + (len(piece.sequence.tokens) if penalised else 0)
+
+
+def _output(made: _Made, result: StepResult) -> SequenceOutput:
+    sequence, sample, position, tokens, finish, error = made
+    request, cached = sequence.request, sequence.cached_tokens or 0
+    details = _logprob(result, sample, request.params.logprobs) if tokens else ()
+    return SequenceOutput(request.id, position, tokens, details, finish, error, len(request.prompt), cached)
+
+
+def _logprob(result: StepResult, sample: int, wanted: int) -> tuple[TokenLogprob, ...]:
+    if wanted < 0:
+        return ()
+    tokens, chances = result.top_tokens[sample, :wanted], result.top_logprobs[sample, :wanted]
+    top = tuple(zip(tokens.tolist(), chances.tolist(), strict=True))
+    return (TokenLogprob(int(result.tokens[sample]), float(result.logprobs[sample]), top),)
 
 
 def _ending(request: Request, position: int, cached: int, finish: str, error: str = "") -> SequenceOutput:

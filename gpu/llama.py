@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from gpu.kernels import Batch, Kernels, Matrix, StepResult, Vector, WeightSource
+from gpu.kernels import Batch, Kernels, Matrix, Pending, StepResult, Vector, WeightSource
 
 
 @frozen
@@ -84,6 +84,14 @@ class Llama:
         kernels.add_norm(self.hidden, delta, self.final_norm, self.normed)
         kernels.logits(self.normed, self.head)
 
+    def start(self, batch: Batch) -> Pending:
+        """Begin to run every row of `batch` through the model, and to sample where it asks for it."""
+        return self.kernels.start(self.program, batch)
+
+    def finish(self, pending: Pending) -> StepResult:
+        """What the step that `start` began brought back."""
+        return self.kernels.finish(pending)
+
     def step(self, batch: Batch) -> StepResult:
-        """Run every row of `batch` through the model and sample where it asks for it."""
-        return self.kernels.run(self.program, batch)
+        """`start`, then `finish`."""
+        return self.finish(self.start(batch))

@@ -48,7 +48,8 @@ class Plan:
     """One step's work, decoding sequences first."""
 
     pieces: list[Piece] = field(factory=list)
-    preempted: int = 0
+    preempted: list[Sequence] = field(factory=list)
+    """Whose blocks were taken, though one may have got others in the same plan: it is among the pieces then."""
     queried: int = 0
     hits: int = 0
 
@@ -122,7 +123,7 @@ class Scheduler:
     def _preempt(self, plan: Plan, victim: Sequence) -> None:
         """Back into the queue at its old rank; what the prefix cache loses is computed again."""
         plan.pieces = [piece for piece in plan.pieces if piece.sequence is not victim]
-        plan.preempted += 1
+        plan.preempted.append(victim)
         self.running.remove(victim)
         self._release(victim)
         insort(self.waiting, victim, key=_rank)

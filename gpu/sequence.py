@@ -74,6 +74,7 @@ class StepStats:
     forward_seconds: float = 0.0
     sampling_seconds: float = 0.0
     python_seconds: float = 0.0
+    """Of the engine's own: what lies between the end of one step on the device and the start of the next."""
     bytes_moved: int = 0
 
 

@@ -30,6 +30,8 @@ Vector = Any
 """A norm's weight or a bias."""
 Program = Any
 """A recorded forward pass."""
+Pending = Any
+"""A step that was started and not finished."""
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -80,6 +82,8 @@ class StepResult:
     top_logprobs: Floats  # (samples, MAX_TOP_LOGPROBS)
     forward_seconds: float
     sampling_seconds: float
+    waited_seconds: float
+    """For which `start` and `finish` kept their caller and did nothing but compute, or wait for what computes."""
     bytes_moved: int
 
 
@@ -113,6 +117,11 @@ class Kernels(Protocol):
     @property
     def block_bytes(self) -> int:
         """Of one block of keys and values in all layers."""
+        ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether `start` comes back while the step runs, so that its caller can do something else meanwhile."""
         ...
 
     def matrix(self, names: tuple[str, ...]) -> Matrix:
@@ -171,8 +180,12 @@ class Kernels(Protocol):
         """Make room for the keys and values of `blocks` blocks in every layer."""
         ...
 
-    def run(self, program: Program, batch: Batch) -> StepResult:
-        """One step. The batch's arrays are read before it returns, and not kept."""
+    def start(self, program: Program, batch: Batch) -> Pending:
+        """Begin one step; at most one is under way. The batch's arrays are read before it returns, and not kept."""
+        ...
+
+    def finish(self, pending: Pending) -> StepResult:
+        """The end of the step that `start` began."""
         ...
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,8 @@ class Pending:
 
 class CudaKernels:
     """See `gpu.kernels.Kernels`. Raises `ModelError` for what they do not run and when memory is short."""
+
+    overlaps = True
 
     def __init__(self, source: WeightSource, device: Device, limits: Limits) -> None:
         geometry.check_shape(source.config)
@@ -309,15 +312,8 @@ class CudaKernels:
         self._keys = [keys[layer] for layer in range(config.layers)]
         self._values = [values[layer] for layer in range(config.layers)]
 
-    def run(self, program: Program, batch: Batch) -> StepResult:
-        """`start`, then `finish`."""
-        return self.finish(self.start(program, batch))
-
     def start(self, program: Program, batch: Batch) -> Pending:
-        """Put a step on its way and come back while the card works; `batch` is not needed any more.
-
-        Raises `StepTooLarge` with nothing started. One step may be on its way at a time.
-        """
+        """Put a step on its way and come back while the card works. Raises `StepTooLarge` with nothing started."""
         pieces = geometry.place_pieces(batch, self._piece_room)
         staged = self._staged[0]
         words = pack_step(batch, pieces, staged)
@@ -362,8 +358,10 @@ class CudaKernels:
         """Wait for the step and bring back its tokens: one small copy."""
         samples = pending.samples
         brought = self._brought[: samples * RESULT_WORDS]
+        began = time.perf_counter()
         with self.device.active():
             self.device.copy_out(brought, self._result)
+            waited = time.perf_counter() - began
             forward, sampling = self.device.seconds(0, 1), self.device.seconds(1, 2)
         words = brought.reshape(samples, RESULT_WORDS).copy()
         chances: NDArray[np.float32] = words.view(np.float32)
@@ -374,6 +372,7 @@ class CudaKernels:
             top_logprobs=chances[:, 2 + MAX_TOP_LOGPROBS :],
             forward_seconds=forward,
             sampling_seconds=sampling,
+            waited_seconds=waited,
             bytes_moved=pending.bytes_moved,
         )
 

@@ -93,6 +93,8 @@ class HostProgram:
 class HostKernels:
     """See `gpu.kernels.Kernels`. Numba compiles an operation when a model first needs it, and keeps it."""
 
+    overlaps = False
+
     def __init__(
         self,
         source: WeightSource,
@@ -299,8 +301,8 @@ class HostKernels:
             raise RuntimeError("a program's rows and its interpreter disagree")
         return HostProgram(rows, count, np.zeros((len(rows), 16), np.int64), arguments)
 
-    def run(self, program: HostProgram, batch: Batch) -> StepResult:
-        """See the contract."""
+    def start(self, program: HostProgram, batch: Batch) -> StepResult:
+        """The whole step: all cores work at it, so there is nothing to overlap it with."""
         kept = self._note(batch)
         began = time.perf_counter()
         self._crew.run(program.rows, 0, program.forward, self._units, program.counters)
@@ -317,8 +319,13 @@ class HostKernels:
             self._top_logprobs[:samples].copy(),
             ran - began,
             ended - ran,
+            ended - began,
             self._weight_bytes + self._cache_bytes(batch),
         )
+
+    def finish(self, pending: StepResult) -> StepResult:
+        """What `start` brought."""
+        return pending
 
     def _cache_bytes(self, batch: Batch) -> int:
         blocks = (batch.sequences[:, 2] + batch.sequences[:, 1] + BLOCK_SIZE - 1) // BLOCK_SIZE

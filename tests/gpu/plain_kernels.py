@@ -27,6 +27,8 @@ class _Rows:
 class PlainKernels:
     """fp32 throughout; one row at a time wherever a sum's order could depend on the batch."""
 
+    overlaps = False
+
     def __init__(self, source: WeightSource, context: int) -> None:
         self.source = source
         self.config = source.config
@@ -139,12 +141,13 @@ class PlainKernels:
         shape = (self.config.layers, blocks * BLOCK_SIZE, self.config.kv_heads, self.config.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
-    def run(self, program: list[Callable[[Batch], None]], batch: Batch) -> StepResult:
+    def start(self, program: list[Callable[[Batch], None]], batch: Batch) -> StepResult:
         began = time.perf_counter()
         for operation in program:
             operation(batch)
         ran = time.perf_counter()
         chosen = [_choose(self.result[i], batch, i) for i in range(len(batch.logit_rows))]
+        ended = time.perf_counter()
         tokens, logprobs, top_tokens, top_logprobs = zip(*chosen, strict=True) if chosen else ((), (), (), ())
         return StepResult(
             np.array(tokens, np.int32),
@@ -152,9 +155,13 @@ class PlainKernels:
             np.array(top_tokens, np.int32).reshape(-1, MAX_TOP_LOGPROBS),
             np.array(top_logprobs, np.float32).reshape(-1, MAX_TOP_LOGPROBS),
             ran - began,
-            time.perf_counter() - ran,
+            ended - ran,
+            ended - began,
             0,
         )
+
+    def finish(self, pending: StepResult) -> StepResult:
+        return pending
 
     def close(self) -> None:
         self.operations = []

@@ -20,16 +20,16 @@ def engine(tiny):
 
 
 def refusing(engine, monkeypatch, refuse):
-    """Have the model's step raise what `refuse(batch)` returns, if anything."""
-    step = engine.model.step
+    """Have the model's start raise what `refuse(batch)` returns, if anything."""
+    start = engine.model.start
 
     def checked(batch):
         fault = refuse(batch)
         if fault is not None:
             raise fault
-        return step(batch)
+        return start(batch)
 
-    monkeypatch.setattr(engine.model, "step", checked)
+    monkeypatch.setattr(engine.model, "start", checked)
 
 
 def test_what_makes_a_step_too_large_ends_and_nothing_else(engine, monkeypatch):

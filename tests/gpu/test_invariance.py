@@ -4,6 +4,7 @@ import random
 
 import pytest
 from driving import Reply, drain, load, note
+from late_kernels import load_late
 
 from gpu.sampling_params import SamplingParams
 from gpu.sequence import Request
@@ -34,11 +35,11 @@ def _requests(seed):
     return out
 
 
-@pytest.fixture(scope="module")
-def engines(tiny):
+@pytest.fixture(scope="module", params=[load, load_late], ids=["in turn", "overlapping"])
+def engines(request, tiny):
     """One with room, to say what is right; one with seven blocks, to be tormented."""
     block = load(tiny).model.kernels.block_bytes
-    made = load(tiny), load(tiny, kv_bytes=7 * block, max_batch=4, token_budget=24, threads=2)
+    made = load(tiny), request.param(tiny, kv_bytes=7 * block, max_batch=4, token_budget=24, threads=2)
     yield made
     for engine in made:
         engine.close()
