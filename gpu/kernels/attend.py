@@ -37,8 +37,6 @@ _ABREAST = 4 if ISA == "avx512vnni" else 2
 _HALF_BYTES = simd.HALF_BYTES
 _BLOCK = BLOCK_SIZE
 _NEVER = -1e30
-_LINE = 64
-"""Bytes of a cache line."""
 
 
 def _widened(b: ir.IRBuilder, address: Value, offset: Value | int) -> Value:
@@ -143,13 +141,6 @@ def _put_i64(b: ir.IRBuilder, address: Value, value: Value) -> None:
     store(b, value, address)
 
 
-@emitter("iii")
-def _foresee(b: ir.IRBuilder, address: Value, start: Value, size: Value) -> None:
-    """Ask for `size` bytes that are wanted soon: a block is too short for the processor to see the run."""
-    with loop(b, size, _LINE) as at:
-        simd.prefetch(b, b.add(address, start), at)
-
-
 @emitter("iiiiii")
 def _soften(
     b: ir.IRBuilder, scores: Value, columns: Value, valid: Value, state: Value, sums: Value, width: Value
@@ -246,12 +237,6 @@ def attention(args: int, chunk: int, thread: int) -> None:
             block = get_i32(table + 4 * (at // _BLOCK + min(j, blocks - 1)))
             place = layer + (block * kv_heads + head) * block_bytes
             _put_i64(places + 8 * j, place)
-            if j < blocks:
-                _foresee(place, 0 if at == 0 else half, block_bytes if at == 0 else half)
-        for j in range((end - at - 1) // _BLOCK + 1 - blocks):
-            if j < STEP // _BLOCK:
-                block = get_i32(table + 4 * (at // _BLOCK + blocks + j))
-                _foresee(layer + (block * kv_heads + head) * block_bytes, 0, half)
         for j in range(0, blocks, _ABREAST):
             _score(scores + 64 * j, q, width, places + 8 * j, _BLOCK * _HALF_BYTES, count)
         for i in range(count):

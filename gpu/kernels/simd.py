@@ -61,14 +61,6 @@ def store(b: ir.IRBuilder, value: Value, address: Value, offset: Value | int = 0
     b.store(value, at(b, address, offset, value.type)).align = 1
 
 
-def prefetch(b: ir.IRBuilder, address: Value, offset: Value | int) -> None:
-    """Ask for a cache line, into the second level."""
-    pointer = at(b, address, offset, I8)
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
-    b.call(function, [pointer, constant(I32, 0), constant(I32, 2), constant(I32, 1)])
-
-
 def splat(b: ir.IRBuilder, scalar: Value, lanes: int) -> Value:
     """`scalar` in every lane."""
     empty = ir.Constant(vector(scalar.type, lanes), ir.Undefined)
