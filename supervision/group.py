@@ -96,6 +96,7 @@ class Group(Unit):
                 continue
             elif isinstance(event, _Up):
                 self._up.add(event.unit)
+                self._budget.prove(event.unit.name)
             else:
                 end = await self._bury(event, nursery)
                 if end is not None:
@@ -122,8 +123,8 @@ class Group(Unit):
         return None
 
     def _surrender(self, last: Exit) -> str:
-        spec = self._spec
-        return f"{last.reason} (more than {spec.intensity} restarts of {self.name} within {spec.window:g} s)"
+        span = self._budget.span(trio.current_time())
+        return f"{last.reason} (more than {self._spec.intensity} restarts of {self.name} within {round(span, 1):g} s)"
 
     def _start_due(self, nursery: trio.Nursery) -> None:
         """Start what may be: in order, each when those before it are up; later on, one-for-ones at once."""

@@ -42,7 +42,10 @@ class SupervisorSpec:
     strategy: Strategy
     children: tuple[ChildSpec | SupervisorSpec, ...]
     intensity: int = 5
-    """More restarts than this within `window` and the group is stopped and the failure escalates."""
+    """More restarts than this within `window` and the group is stopped and the failure escalates.
+
+    Those of a child that was never ready count beyond the window.
+    """
     window: float = 10.0
     backoff: float = 0.05
     """Delay before a child's second restart within the window, doubled with each more, with jitter; none before its first."""

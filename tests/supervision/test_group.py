@@ -215,6 +215,51 @@ async def test_restarts_outside_the_window_do_not_count():
 
 
 @virtual
+async def test_a_child_that_was_never_ready_is_not_tried_for_ever_however_slowly_it_fails():
+    tree = spec("one_for_one", child("a"), child("b", ready_within=20), intensity=3, window=10)
+    async with running(tree, {"b": ["mute"] * 99}) as it:
+        await trio.sleep(200)
+        assert [name for _, name in it.launcher.started] == ["a", "b", "b", "b", "b"]
+        assert it.end is not None
+        assert it.end.failed
+        assert it.end.reason.startswith("b: not ready within 20 s (more than 3 restarts of root within 6")
+
+
+@virtual
+async def test_a_group_that_was_never_ready_is_not_tried_for_ever_either():
+    inner = spec("one_for_one", child("b", ready_within=20), name="inner", intensity=1, window=10)
+    async with running(spec("one_for_one", child("a"), inner, intensity=1), {"b": ["mute"] * 99}) as it:
+        await trio.sleep(200)
+        assert it.end is not None
+        assert it.end.failed
+        assert [name for _, name in it.launcher.started].count("b") == 4
+
+
+@virtual
+async def test_slow_failures_before_a_child_was_ready_are_forgotten_once_it_is():
+    tree = spec("one_for_one", child("a", ready_within=20), intensity=2, window=10)
+    async with running(tree, {"a": ["mute", "mute"]}) as it:
+        await trio.sleep(60)
+        assert it.states() == {"a": "up"}
+        for _ in range(5):
+            it.launcher.now("a").end(1)
+            await trio.sleep(11)
+        assert it.states() == {"a": "up"}
+
+
+@virtual
+async def test_a_child_that_was_ready_once_may_fail_slowly_for_as_long_as_it_takes():
+    async with running(
+        spec("one_for_one", child("a", ready_within=20), intensity=2, window=10),
+        {"a": ["well", *["mute"] * 9]},
+    ) as it:
+        it.launcher.now("a").end(1)
+        await trio.sleep(250)
+        assert it.states() == {"a": "up"}
+        assert it.roster.entries["a"].restarts == 10
+
+
+@virtual
 async def test_a_failed_group_is_restarted_whole_by_the_group_above():
     inner = spec("one_for_one", child("b"), child("c"), name="inner", intensity=1, window=10)
     async with running(spec("rest_for_one", child("a"), inner, child("d"))) as it:
