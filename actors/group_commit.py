@@ -1,4 +1,4 @@
-"""Group commit: one writer, and as many acts in each transaction as have gathered while the last one ran.
+"""Group commit: one writer, and as many acts in each transaction as have gathered since the last one began.
 
 An act is acknowledged when the transaction that holds it is durable, never before. An error of the writer
 comes out of `run`, which ends the actor: nothing that was waiting is acknowledged, those who asked get
@@ -24,16 +24,20 @@ class GroupCommit(Generic[Act, Outcome]):
     """Collects acts and writes them in groups in a thread.
 
     `write` gets a group in order and returns its outcomes when they are durable; `done` is awaited with
-    each act and outcome, in order, in the actor's own thread.
+    each act and outcome, in order, in the actor's own thread. `in_thread` False is for a `write` that waits
+    for no flush: going to a thread and back would take longer than it does.
     """
 
     def __init__(
         self,
         write: Callable[[Sequence[Act]], Sequence[Outcome]],
         done: Callable[[Act, Outcome], Awaitable[None]],
+        *,
+        in_thread: bool = True,
     ) -> None:
         self._write = write
         self._done = done
+        self._in_thread = in_thread
         self._waiting: list[Act] = []
         self._wake = trio.Event()
         self._idle = trio.Event()
@@ -69,10 +73,15 @@ class GroupCommit(Generic[Act, Outcome]):
             group, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             if not self._waiting:
                 self._wake = trio.Event()
-            outcomes = await trio.to_thread.run_sync(self._write, group)
+            outcomes = await self._outcomes(group)
             self.groups += 1
             self.acts += len(group)
             for act, outcome in zip(group, outcomes, strict=True):
                 await self._done(act, outcome)
             if not self._waiting:
                 self._idle.set()
+
+    async def _outcomes(self, group: Sequence[Act]) -> Sequence[Outcome]:
+        if self._in_thread:
+            return await trio.to_thread.run_sync(self._write, group)
+        return self._write(group)

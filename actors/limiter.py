@@ -11,6 +11,7 @@ A key with limits of its own is a scope of its own; all other keys of an account
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 _ASK_SESSION = 5.0
 """Seconds a session host has to say which turns it runs."""
 _IDS_A_MESSAGE = 1000
+_UPKEEP_EVERY = 1.0
 _REMEMBER_CLOSED = 600 * 1_000_000_000
 """Nanoseconds for which a closed request is not held for again, should its `Reserve` come late."""
 _ENDED = ErrorBody(
@@ -61,8 +63,8 @@ _ENDED = ErrorBody(
 class LimiterSettings:
     """Limits of an owner without limits of its own, per model; None sets none.
 
-    `state` and `accounts` are paths or database URLs; "" is `limiter.sqlite` and `accounts.sqlite` in the
-    state directory. `sweep_every` and `sweep_after` are seconds: how often, and from what age on, open
+    `state` is a path, `accounts` a path or a database's URL; "" is `limiter.sqlite` and `accounts.sqlite`
+    in the state directory. `sweep_every` and `sweep_after` are seconds: how often, and from what age on, open
     reservations are held against the sessions' live turns.
     """
 
@@ -103,7 +105,7 @@ class Limiter(Actor):
         self._meter = Meter()
         self._state: LimitsState
         self._accounts: Accounts
-        self._writer: GroupCommit[_Act, None] = GroupCommit(self._write, self._tell)
+        self._writer: GroupCommit[_Act, None] = GroupCommit(self._write, self._tell, in_thread=False)
         self._restored: frozenset[str] = frozenset()
         self._counts: Counter[str] = Counter()
 
@@ -114,6 +116,7 @@ class Limiter(Actor):
         self._restored = frozenset(self._meter.open)
         self.context.nursery.start_soon(self._writer.run)
         self.context.nursery.start_soon(self._sweep_for_ever)
+        self.context.nursery.start_soon(self._upkeep)
 
     async def on_message(self, message: Any, sender: Sender) -> Any:
         """Decide now; answer when it is kept."""
@@ -199,6 +202,15 @@ class Limiter(Actor):
         self.context.busy(self._writer.waiting > 0)
         if act.sender is not None:
             await self.context.reply(act.sender, act.reply)
+
+    async def _upkeep(self) -> None:
+        while True:
+            await trio.sleep(_UPKEEP_EVERY)
+            try:
+                if self._state.checkpoint_due:
+                    await trio.to_thread.run_sync(self._state.checkpoint)
+            except sqlite3.Error:
+                log.exception("the limiter's file takes no checkpoint just now")
 
     async def _sweep_for_ever(self) -> None:
         while True:

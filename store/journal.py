@@ -7,9 +7,8 @@ What happens many times a second goes to a log, one row a transaction whatever t
 is kept in memory while its turn is open; at the close a turn's log becomes one row of its own, and log rows
 older than every open turn are deleted. So a step of the engine costs one append, not a page for each stream.
 
-WAL with `synchronous=NORMAL`: a commit survives the death of any process, and costs no flush; power loss may
-cost the last steps, never the file's consistency. Checkpoints flush, so they run apart from commits, in
-`checkpoint`, which the host calls in a thread.
+A commit survives the death of any process, and costs no flush (`store.wal`); power loss may cost the last
+steps, never the file's consistency. The host calls `checkpoint` in a thread.
 
 The journal is SQLite by nature, private to one process and on the path of every token, so it speaks to
 `sqlite3` directly.
@@ -25,6 +24,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field
 
+from store import wal
 from store.journal_records import (
     Acknowledged,
     Close,
@@ -42,10 +42,6 @@ from store.journal_records import (
 )
 
 SCHEMA_VERSION: Final = 1
-CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
-"""Size of the write-ahead log past which a checkpoint is due; SQLite's own default of 1,000 pages."""
-_PAGE: Final = 4096
-"""Bytes a commit writes at least."""
 TRIM_ROWS: Final = 512
 """Log rows deleted with one close at most, so that no commit is long."""
 
@@ -122,9 +118,11 @@ class Journal:
         self.path = Path(path)
         self._open: dict[str, _OpenTurn] = {}
         self._written = 0
+        self._next_row = 1
+        """Id of the log row to come."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._db = self._connect()
+            self._db = wal.connect(self.path)
             self._check_version()
             self._db.executescript(_SCHEMA)
             self._recall()
@@ -133,14 +131,6 @@ class Journal:
                 f"{self.path}: cannot open the turn journal ({error}); the directory must be writable and"
                 " the file whole"
             ) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=64)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute("PRAGMA wal_autocheckpoint=0")
-        db.execute("PRAGMA busy_timeout=5000")
-        return db
 
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -153,6 +143,8 @@ class Journal:
 
     def _recall(self) -> None:
         """Read the log of every open turn back into memory."""
+        last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='log'").fetchone()
+        self._next_row = last[0] + 1 if last else 1
         rows = self._db.execute("SELECT owner, request_id, first_row FROM turns WHERE finished IS NULL")
         self._open = {request_id: _OpenTurn(owner, first) for owner, request_id, first in rows}
         for (steps,) in self._db.execute(
@@ -166,11 +158,7 @@ class Journal:
         """First log row that an open turn needs, or the one to come."""
         if self._open:
             return min(turn.first_row for turn in self._open.values())
-        return self._next_row()
-
-    def _next_row(self) -> int:
-        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='log'").fetchone()
-        return int(row[0]) + 1 if row else 1
+        return self._next_row
 
     def close(self) -> None:
         """Close the file. Nothing is lost: the log is read back at the next opening."""
@@ -194,9 +182,10 @@ class Journal:
                     self._insert(record)
             if steps:
                 self._append(_encode(steps))
+            next_row = self._next_row + bool(steps)
             for record in batch:
                 if isinstance(record, Close):
-                    self._end(record, steps)
+                    self._end(record, steps, next_row)
                 elif isinstance(record, Acknowledged):
                     self._acknowledge(record)
             self._db.execute("COMMIT")
@@ -205,10 +194,11 @@ class Journal:
                 self._db.execute("ROLLBACK")
             raise JournalError(f"{self.path}: cannot write ({error}); is the disk full?") from error
         self._remember(batch)
+        self._next_row = next_row
 
     def _append(self, steps: bytes) -> None:
-        self._db.execute("INSERT INTO log (steps) VALUES (?)", (steps,))
-        self._written += len(steps) + _PAGE
+        self._db.execute("INSERT INTO log (id, steps) VALUES (?,?)", (self._next_row, steps))
+        self._written += len(steps) + wal.PAGE
 
     def _insert(self, opening: Opening) -> None:
         self._db.execute(
@@ -227,11 +217,11 @@ class Journal:
                 opening.verdict,
                 opening.headers,
                 opening.answer,
-                self._next_row(),
+                self._next_row,
             ),
         )
 
-    def _end(self, close: Close, fresh: Sequence[Step]) -> None:
+    def _end(self, close: Close, fresh: Sequence[Step], next_row: int) -> None:
         """Gather the turn's log into its own row, and delete log rows that nobody needs any more."""
         known = self._open.get(close.request_id)
         whole = _OpenTurn("", 0)
@@ -245,7 +235,7 @@ class Journal:
         needed = [t.first_row for request_id, t in self._open.items() if request_id != close.request_id]
         self._db.execute(
             "DELETE FROM log WHERE id < min(?, (SELECT min(id) FROM log) + ?)",
-            (min(needed, default=self._next_row()), TRIM_ROWS),
+            (min(needed, default=next_row), TRIM_ROWS),
         )
 
     def _acknowledge(self, record: Acknowledged) -> None:
@@ -257,8 +247,7 @@ class Journal:
     def _remember(self, batch: Sequence[Record]) -> None:
         for record in batch:
             if isinstance(record, Opening):
-                row = self._db.execute("SELECT first_row FROM turns WHERE request_id=?", (record.request_id,))
-                self._open[record.request_id] = _OpenTurn(record.owner, row.fetchone()[0])
+                self._open[record.request_id] = _OpenTurn(record.owner, self._next_row)
         for record in batch:
             if isinstance(record, Step) and record.request_id in self._open:
                 self._open[record.request_id].add(record)
@@ -343,7 +332,7 @@ class Journal:
     @property
     def checkpoint_due(self) -> bool:
         """Whether enough was written since the last checkpoint for another to be worth its flush."""
-        return self._written > CHECKPOINT_BYTES
+        return self._written > wal.CHECKPOINT_BYTES
 
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the file, and flush it. Takes milliseconds: call it in a thread.
@@ -352,12 +341,7 @@ class Journal:
         """
         self._written = 0
         try:
-            db = sqlite3.connect(self.path, isolation_level=None)
-            try:
-                db.execute("PRAGMA synchronous=NORMAL")
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            finally:
-                db.close()
+            wal.checkpoint(self.path)
         except sqlite3.Error as error:
             raise JournalError(f"{self.path}: cannot checkpoint ({error}); is the disk full?") from error
 

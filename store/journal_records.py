@@ -145,11 +145,11 @@ class Turn:
     """A turn's own row."""
 
     opening: Opening
-    status: str
-    finished: float | None
-    error: bytes
-    settled: bool
-    charged: bool
+    status: str = "in_progress"
+    finished: float | None = None
+    error: bytes = b""
+    settled: bool = False
+    charged: bool = False
 
 
 @frozen

@@ -1,56 +1,52 @@
 """The limiter's memory on disk: open reservations, closed requests, buckets and budgets.
 
-SQLite with `synchronous=NORMAL`: it survives any kill; power loss may cost the last moments, which the
-limiter makes good by asking the sessions what they still run.
+It survives any kill; power loss may cost the last moments, which the limiter makes good by asking the
+sessions what they still run. Like the turn journal it is one process's own file on the path of every turn,
+so it speaks to `sqlite3` directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import sqlalchemy as sa
 from attrs import frozen
 
+from store import wal
 from store.limits import MINUTE, Bucket, Budget, Gauge, Limits, Meter, Reservation
-from store.sqlite import open_engine
 
-_METADATA = sa.MetaData()
-_OPEN = sa.Table(
-    "open_reservations",
-    _METADATA,
-    sa.Column("request_id", sa.String, primary_key=True),
-    sa.Column("owner", sa.String, nullable=False),
-    sa.Column("scope", sa.String, nullable=False),
-    sa.Column("model", sa.String, nullable=False),
-    sa.Column("tokens", sa.BigInteger, nullable=False),
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS open_reservations (
+    request_id VARCHAR NOT NULL PRIMARY KEY,
+    owner VARCHAR NOT NULL,
+    scope VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    tokens BIGINT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS closed_requests (request_id VARCHAR NOT NULL PRIMARY KEY, at BIGINT NOT NULL);
+CREATE TABLE IF NOT EXISTS buckets (
+    scope VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    requests_per_minute BIGINT,
+    tokens_per_minute BIGINT,
+    concurrency BIGINT,
+    budget_tokens BIGINT,
+    requests BIGINT,
+    tokens BIGINT,
+    at BIGINT NOT NULL,
+    PRIMARY KEY (scope, model)
+);
+CREATE TABLE IF NOT EXISTS budgets (scope VARCHAR NOT NULL PRIMARY KEY, spent BIGINT NOT NULL);
+"""
+_OPEN = "INSERT INTO open_reservations (request_id, owner, scope, model, tokens) VALUES (?,?,?,?,?)"
+_DELETE_OPEN = "DELETE FROM open_reservations WHERE request_id=?"
+_CLOSE = "INSERT OR REPLACE INTO closed_requests (request_id, at) VALUES (?,?)"
+_DELETE_CLOSED = "DELETE FROM closed_requests WHERE request_id=?"
+_LEVEL = (
+    "INSERT OR REPLACE INTO buckets (scope, model, requests_per_minute, tokens_per_minute, concurrency,"
+    " budget_tokens, requests, tokens, at) VALUES (?,?,?,?,?,?,?,?,?)"
 )
-_CLOSED = sa.Table(
-    "closed_requests",
-    _METADATA,
-    sa.Column("request_id", sa.String, primary_key=True),
-    sa.Column("at", sa.BigInteger, nullable=False),
-)
-_BUCKETS = sa.Table(
-    "buckets",
-    _METADATA,
-    sa.Column("scope", sa.String, primary_key=True),
-    sa.Column("model", sa.String, primary_key=True),
-    sa.Column("requests_per_minute", sa.BigInteger),
-    sa.Column("tokens_per_minute", sa.BigInteger),
-    sa.Column("concurrency", sa.BigInteger),
-    sa.Column("budget_tokens", sa.BigInteger),
-    sa.Column("requests", sa.BigInteger),
-    sa.Column("tokens", sa.BigInteger),
-    sa.Column("at", sa.BigInteger, nullable=False),
-)
-_BUDGETS = sa.Table(
-    "budgets",
-    _METADATA,
-    sa.Column("scope", sa.String, primary_key=True),
-    sa.Column("spent", sa.BigInteger, nullable=False),
-)
+_SPENT = "INSERT OR REPLACE INTO budgets (scope, spent) VALUES (?,?)"
 
 
 @frozen
@@ -106,32 +102,62 @@ Change = Opened | Closed | Level | Spent | Forgotten
 
 
 class LimitsState:
-    """The limiter's database. `write` is one transaction; any thread may call, one at a time."""
+    """The limiter's file. Any thread may call, one at a time; only `checkpoint` waits for a flush."""
 
-    def __init__(self, database: str | Path) -> None:
-        """Open or make it."""
-        self._engine = open_engine(database, synchronous="NORMAL")
-        _METADATA.create_all(self._engine)
+    def __init__(self, path: str | Path) -> None:
+        """Open or make it (0600). Raises `OSError` or `sqlite3.Error`."""
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch(mode=0o600)
+        self._db = wal.connect(self.path)
+        self._db.executescript(_SCHEMA)
+        self._written = 0
 
     def close(self) -> None:
         """Give back the file's descriptors."""
-        self._engine.dispose()
+        self._db.close()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Keep changes, in order of kind: of several levels of one bucket the last one counts."""
-        opened = [c.reservation for c in changes if isinstance(c, Opened)]
+        """Keep changes in one transaction: all of them or none.
+
+        In order of kind; of several levels of one bucket the last one counts. Raises `sqlite3.Error`.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._write(changes)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        opened = [_open_row(c.reservation) for c in changes if isinstance(c, Opened)]
         closed = {c.request_id: c.at for c in changes if isinstance(c, Closed)}
-        levels = {(c.scope, c.model): c for c in changes if isinstance(c, Level)}
+        levels = {(c.scope, c.model): _level_row(c) for c in changes if isinstance(c, Level)}
         spent = {c.scope: c.tokens for c in changes if isinstance(c, Spent)}
-        forgotten = [r for c in changes if isinstance(c, Forgotten) for r in c.request_ids]
-        with self._engine.begin() as connection:
-            _insert(connection, _OPEN, [_open_row(r) for r in opened])
-            _delete(connection, _OPEN, closed)
-            _delete(connection, _CLOSED, closed)
-            _insert(connection, _CLOSED, [{"request_id": r, "at": at} for r, at in closed.items()])
-            _delete(connection, _CLOSED, forgotten)
-            _replace_levels(connection, levels.values())
-            _replace_spent(connection, spent)
+        forgotten = [(r,) for c in changes if isinstance(c, Forgotten) for r in c.request_ids]
+        self._each(_OPEN, opened)
+        self._each(_DELETE_OPEN, [(request_id,) for request_id in closed])
+        self._each(_CLOSE, list(closed.items()))
+        self._each(_DELETE_CLOSED, forgotten)
+        self._each(_LEVEL, list(levels.values()))
+        self._each(_SPENT, list(spent.items()))
+
+    def _each(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        if rows:
+            self._db.executemany(statement, rows)
+            self._written += wal.PAGE * (1 + len(rows))
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether enough was written since the last checkpoint for another to be worth its flush."""
+        return self._written > wal.CHECKPOINT_BYTES
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the file: in a thread. Raises `sqlite3.Error`."""
+        self._written = 0
+        wal.checkpoint(self.path)
 
     def read(self, now: int, wall: int) -> Meter:
         """Return the meter as it was kept, for a clock that says `now` (ns) at Unix milliseconds `wall`.
@@ -141,75 +167,48 @@ class LimitsState:
         step of the wall clock can give at most one full bucket, and only across a restart.
         """
         meter = Meter()
-        with self._engine.begin() as connection:
-            for row in connection.execute(sa.select(_BUCKETS)):
-                passed = min(MINUTE, max(0, wall - row.at) * 1_000_000)
-                meter.gauges[row.scope, row.model] = _gauge(row, now - passed)
-            for row in connection.execute(sa.select(_BUDGETS)):
-                meter.budgets[row.scope] = Budget(spent=row.spent)
-            for row in connection.execute(sa.select(_CLOSED).order_by(_CLOSED.c.at)):
-                meter.closed[row.request_id] = now - max(0, wall - row.at) * 1_000_000
-            for row in connection.execute(sa.select(_OPEN)):
-                held = Reservation(row.request_id, row.owner, row.scope, row.model, row.tokens, now)
-                gauge = meter.gauges.get((row.scope, row.model)) or Gauge.fresh(Limits(), now)
-                meter.gauges[row.scope, row.model] = gauge
-                meter.hold(held, gauge)
+        for scope, model, *limits, requests, tokens, at in self._db.execute(
+            "SELECT scope, model, requests_per_minute, tokens_per_minute, concurrency, budget_tokens,"
+            " requests, tokens, at FROM buckets"
+        ):
+            since = now - min(MINUTE, max(0, wall - at) * 1_000_000)
+            meter.gauges[scope, model] = _gauge(Limits(*limits), requests, tokens, since)
+        for scope, spent in self._db.execute("SELECT scope, spent FROM budgets"):
+            meter.budgets[scope] = Budget(spent=spent)
+        for request_id, at in self._db.execute("SELECT request_id, at FROM closed_requests ORDER BY at"):
+            meter.closed[request_id] = now - max(0, wall - at) * 1_000_000
+        for request_id, owner, scope, model, tokens in self._db.execute(
+            "SELECT request_id, owner, scope, model, tokens FROM open_reservations"
+        ):
+            gauge = meter.gauges.get((scope, model)) or Gauge.fresh(Limits(), now)
+            meter.gauges[scope, model] = gauge
+            meter.hold(Reservation(request_id, owner, scope, model, tokens, now), gauge)
         return meter
 
 
-def _open_row(reservation: Reservation) -> dict[str, Any]:
-    return {
-        "request_id": reservation.request_id,
-        "owner": reservation.owner,
-        "scope": reservation.scope,
-        "model": reservation.model,
-        "tokens": reservation.tokens,
-    }
+def _open_row(held: Reservation) -> tuple[object, ...]:
+    return (held.request_id, held.owner, held.scope, held.model, held.tokens)
 
 
-def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(sa.insert(table), rows)
+def _level_row(level: Level) -> tuple[object, ...]:
+    limits = level.limits
+    return (
+        level.scope,
+        level.model,
+        limits.requests_per_minute,
+        limits.tokens_per_minute,
+        limits.concurrency,
+        limits.budget_tokens,
+        level.requests,
+        level.tokens,
+        level.at,
+    )
 
 
-def _delete(connection: sa.Connection, table: sa.Table, request_ids: Iterable[str]) -> None:
-    rows = [{"id_": request_id} for request_id in request_ids]
-    if rows:
-        connection.execute(sa.delete(table).where(table.c.request_id == sa.bindparam("id_")), rows)
-
-
-def _replace_levels(connection: sa.Connection, levels: Iterable[Level]) -> None:
-    for level in levels:
-        same = (_BUCKETS.c.scope == level.scope) & (_BUCKETS.c.model == level.model)
-        connection.execute(sa.delete(_BUCKETS).where(same))
-        row = {
-            "scope": level.scope,
-            "model": level.model,
-            "requests_per_minute": level.limits.requests_per_minute,
-            "tokens_per_minute": level.limits.tokens_per_minute,
-            "concurrency": level.limits.concurrency,
-            "budget_tokens": level.limits.budget_tokens,
-            "requests": level.requests,
-            "tokens": level.tokens,
-            "at": level.at,
-        }
-        connection.execute(sa.insert(_BUCKETS), row)
-
-
-def _replace_spent(connection: sa.Connection, spent: dict[str, int]) -> None:
-    for scope, tokens in spent.items():
-        connection.execute(sa.delete(_BUDGETS).where(_BUDGETS.c.scope == scope))
-        connection.execute(sa.insert(_BUDGETS), {"scope": scope, "spent": tokens})
-
-
-def _gauge(row: sa.Row[Any], at: int) -> Gauge:
-    limits = Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.budget_tokens)
-
+def _gauge(limits: Limits, requests: int | None, tokens: int | None, at: int) -> Gauge:
     def bucket(limit: int | None, level: int | None) -> Bucket | None:
         return None if limit is None or level is None else Bucket(limit, level * MINUTE, at)
 
     return Gauge(
-        limits,
-        bucket(row.requests_per_minute, row.requests),
-        bucket(row.tokens_per_minute, row.tokens),
+        limits, bucket(limits.requests_per_minute, requests), bucket(limits.tokens_per_minute, tokens)
     )

@@ -19,7 +19,9 @@ from actors.protocol import (
     Settled,
 )
 from store.accounts import Accounts
-from store.limits import Limits
+from store.limits import Limits, Reservation
+from store.limits_state import Opened
+from supervision.errors import ActorDown
 from supervision.local import LocalTree
 
 SETTINGS = LimiterSettings(requests_per_minute=60, tokens_per_minute=600, concurrency=3)
@@ -188,6 +190,20 @@ async def test_a_killed_limiter_forgets_nothing(bench):
     assert dict(error.headers)["x-ratelimit-remaining-tokens"] == "150"
     assert await ask(client, Settle("c", "acme", 150)) == Settled("c", known=False)
     assert await ask(client, Settle("a", "acme", 0)) == Settled("a", known=True)
+
+
+@with_limiter
+async def test_what_the_disk_did_not_take_was_never_promised(bench):
+    limiter = await bench.start()
+    client = bench.tree.client("test.0")
+    await ask(client, reserve("a"))
+    limiter._state.write([Opened(Reservation("b", "acme", "owner:acme", "m", 1, 0))])  # so that it fails
+    with pytest.raises(ActorDown):
+        await ask(client, reserve("b"))
+    assert "UNIQUE" in str(await bench.tree.crash_of("limiter"))
+    await bench.start()
+    assert isinstance(await ask(client, reserve("c")), Reserved)
+    assert await open_reservations(client) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(("step", "remaining"), [(-3600, "100"), (-11, "100"), (3, "130"), (3600, "600")])

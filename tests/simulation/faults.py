@@ -52,7 +52,8 @@ class Plan:
     killed_messages: dict[int, Literal["sender", "receiver"]]
     """At the n-th message of the storm one of its two ends is killed as it arrives."""
     writes: dict[int, At]
-    """The n-th write of a journal or an outbox: its actor is killed before or after it, or the disk takes nothing."""
+    """The n-th write of a journal, an outbox or the limiter: its actor is killed before or after it, or, of a
+    journal, the disk takes nothing."""
     threads: frozenset[int]
     """At the n-th begin or end of work in a thread its actor is killed."""
 
@@ -136,7 +137,7 @@ class Network:
 
 @define
 class Disk:
-    """Counts the writes of journals and outboxes, and says what becomes of each."""
+    """Counts the writes of journals, outboxes and the limiter, and says what becomes of each."""
 
     plan: Plan
     is_stormy: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,7 @@ from actors.scripted_engine import BytesText, ScriptedEngine
 from actors.session import Session
 from actors.turn_host import SessionSettings
 from store.journal import Journal, JournalError
+from store.limits_state import LimitsState
 from store.witness_outbox import OutboxError, WitnessOutbox
 from supervision.actor import Actor, Sender
 from supervision.envelope import Envelope
@@ -247,7 +249,7 @@ class World:
             self.kill(incarnation.name)
 
     def write(self, failure: type[Exception], write: Callable[[], None]) -> None:
-        """Do a journal's or outbox's write as the plan has it. A dead process writes nothing."""
+        """Do a write of a journal, an outbox or the limiter as the plan has it. A dead process writes nothing."""
         incarnation = _CURRENT.get()
         self.counts["writes"] += 1
         if incarnation.dead:
@@ -303,8 +305,8 @@ def _dispose(actor: Actor) -> None:
 
 @contextmanager
 def stores_of(world: Callable[[], World]) -> Iterator[None]:
-    """Have every journal and outbox write go through the world, and checkers' verdicts be seen by it."""
-    journal_write, outbox_write = Journal.write, WitnessOutbox._execute
+    """Have every write of journals, outboxes and the limiter go through the world, and checkers' verdicts be seen by it."""
+    journal_write, outbox_write, limits_write = Journal.write, WitnessOutbox._execute, LimitsState.write
     from actors import safety
 
     screen = safety.screen
@@ -325,10 +327,14 @@ def stores_of(world: Callable[[], World]) -> Iterator[None]:
         if rows:
             world().write(OutboxError, lambda: outbox_write(outbox, statement, rows))
 
+    def keep(state: LimitsState, changes: Any) -> None:
+        world().write(sqlite3.OperationalError, lambda: limits_write(state, changes))
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(safety, "screen", seen))
         stack.enter_context(patch.object(Journal, "write", write))
         stack.enter_context(patch.object(WitnessOutbox, "_execute", execute))
+        stack.enter_context(patch.object(LimitsState, "write", keep))
         yield
 
 
