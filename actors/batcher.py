@@ -141,6 +141,15 @@ class Batcher(Actor):
         self._seat = Seat(settings.device, settings.device_name or "the GPU")
         self._steps_without_memory = 0
 
+    @classmethod
+    def prepare(cls, settings: BatcherSettings) -> None:
+        """Load, and compile where that was never done, the kernels that this model needs on a processor.
+
+        They stay when the engine that asked for them is gone. A GPU is never touched: its driver survives no fork.
+        """
+        if settings.engine == "host":
+            Engine.load(settings.model, threads=1, max_batch=1).close()
+
     def make_engine(self) -> EngineFace:
         """Return the engine that the settings name. Runs in a thread; a model takes its time to load."""
         settings = self._settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +14,9 @@ from actors.protocol import ChatMessage
 from actors.turn_text import Detokenizer
 from gpu import chat_template, tokenizer
 from gpu.model_card import read_model_card
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""Name, time of change and size of each file."""
 
 
 class ModelText(Protocol):
@@ -51,12 +56,11 @@ class FileModelText:
 
     @classmethod
     def load(cls, path: str | Path) -> FileModelText:
-        """Read them. Raises `gpu.errors.ModelError`. Takes some tenths of a second: call it in a thread."""
-        return cls(
-            tokenizer.load_tokenizer(path),
-            chat_template.load_chat_template(path),
-            read_model_card(path).context_length,
-        )
+        """Read them. Raises `gpu.errors.ModelError`. Takes some tenths of a second: call it in a thread.
+
+        As long as its files do not change, a model is read once in a process and those forked from it.
+        """
+        return _load(path, _stamp(Path(path)))
 
     @property
     def n_vocab(self) -> int:
@@ -81,3 +85,20 @@ class FileModelText:
     def token_bytes(self, token: int) -> bytes:
         """Return a token's own bytes."""
         return self.tokenizer.token_bytes(token)
+
+
+@cache
+def _load(path: str | Path, _stamp: Stamp) -> FileModelText:
+    return FileModelText(
+        tokenizer.load_tokenizer(path),
+        chat_template.load_chat_template(path),
+        read_model_card(path).context_length,
+    )
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return what changes when a model's files do. What is not there is the loader's to complain of."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    with suppress(OSError):
+        return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return ()

@@ -76,6 +76,13 @@ class Session(Actor):
 
     # ------------------------------------------------------------------ life
 
+    @classmethod
+    def prepare(cls, settings: SessionSettings) -> None:
+        """Read the tokenizers."""
+        if settings.tokenizer == "model":
+            for path in settings.models.values():
+                FileModelText.load(path)
+
     async def on_start(self) -> None:
         """Load the tokenizers, open the journal and take up every turn in it."""
         settings, context = self._settings, self.context

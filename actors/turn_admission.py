@@ -38,7 +38,7 @@ INLINE_CHARACTERS = 4096
 PREFIX_TOKENS = 64
 """Tokens that name a prompt's beginning to the router: four blocks of the engine."""
 RELEASE_PATIENCE = 60.0
-ROUTE_PAUSE = 0.1
+ROUTE_PAUSE = 0.03
 """Seconds between questions to a router that knows of no batcher yet."""
 
 
@@ -195,7 +195,7 @@ async def _find_batcher(host: Host, opening: OpenTurn, model: str, prompt: Seque
         except TurnError as error:
             if error.error.status != 503 or trio.current_time() + ROUTE_PAUSE >= deadline:
                 raise
-        await trio.sleep(ROUTE_PAUSE)
+        await host.context.pause(ROUTE_PAUSE)
 
 
 async def _reserve(host: Host, opening: OpenTurn, model: str, prompt_tokens: int) -> Reserved:

@@ -185,7 +185,7 @@ class Generation:
             avoid = (self._batcher,)
             if trio.current_time() + pause >= deadline:
                 raise refusal
-            await trio.sleep(pause)
+            await self.host.context.pause(pause)
             pause = min(2 * pause, _PAUSE_LAST)
 
     async def _try_place(self, avoid: tuple[str, ...]) -> TurnError | None:

@@ -128,7 +128,7 @@ class Host:
                     raise Unavailable(type(message).__name__, reasons)
             if trio.current_time() + pause >= deadline:
                 raise Unavailable(type(message).__name__, reasons)
-            await trio.sleep(pause)
+            await self.context.pause(pause)
             pause = min(2 * pause, _PAUSE_LAST)
 
     def cancel_generation(self, generation: str, batcher: str, epoch: int, owner: str) -> None:
@@ -152,5 +152,5 @@ class Host:
             else:
                 if isinstance(reply, GenerationCancelled):
                     return
-            await trio.sleep(pause)
+            await self.context.pause(pause)
             pause = min(2 * pause, _PAUSE_LAST)

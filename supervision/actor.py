@@ -88,6 +88,10 @@ class Context(ABC):
         """Answer an ask whose `on_message` returned `LATER`. Never raises for a peer that is gone."""
 
     @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Sleep between two tries, but only until the next tree: it may say that who was asked is up again."""
+
+    @abstractmethod
     def progress(self) -> None:
         """Move the heartbeat's progress counter: the actor did a piece of work.
 

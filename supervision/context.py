@@ -72,6 +72,7 @@ class ActorContext(Context):
         self.slots = Slots(inbox.wake_reader)
         self.pending = Pending(self.alarms, lambda sender: inbox.put(GaveUp(sender)))
         self._tree = tree
+        self._newer_tree = trio.Event()
         self._files = files
         self._mailbox = mailbox
         self._addressed: dict[str, int] = {}
@@ -175,6 +176,11 @@ class ActorContext(Context):
         """Answer an ask that gets no reply; `code` is a key of `REFUSALS`."""
         self._post(Role.REFUSAL, to, to_epoch, correlation, code, reason)
 
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but only until the next tree."""
+        with trio.move_on_after(seconds):
+            await self._newer_tree.wait()
+
     def progress(self) -> None:
         """Move the progress counter."""
         self.pulse.progress += 1
@@ -218,6 +224,8 @@ class ActorContext(Context):
         if tree.version <= self._tree.version:
             return []
         before, self._tree = self._tree, tree
+        self._newer_tree.set()
+        self._newer_tree = trio.Event()
         gone = [
             (member.name, member.epoch)
             for member in before.members.values()

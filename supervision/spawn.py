@@ -23,13 +23,16 @@ from supervision.tree import Tree
 MAX_LOG = 16 * 1024 * 1024
 """Bytes after which an actor's log is put aside as `<actor>.log.1` at its next start."""
 
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy's import would start threads, and what forks must have none. No actor multiplies matrices with it."""
+
 
 class ProcessLauncher(Launcher):
     """Keeps the templates (`python -m supervision.template`) of a state directory's children, and launches from them."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self._environment = {**os.environ, "PYTHONPATH": _import_path()}
+        self._environment = {**_ONE_THREAD, **os.environ, "PYTHONPATH": _import_path()}
         self.spawned: set[int] = set()
         self.running: set[int] = set()
         self.templates = Templates(self._spawn_template, self.running.discard)

@@ -16,7 +16,9 @@ if __name__ == "__main__":
     prctl.die_with_parent(int(sys.argv[2]))
 
 import gc
+import traceback
 from contextlib import suppress
+from typing import NoReturn
 
 from supervision import control, process, wire
 
@@ -59,18 +61,26 @@ def _fork_and_end(tell: int) -> None:
         os._exit(0)
 
 
-def become(descriptors: list[int], parent: int) -> int:
-    """Be a child: lead a session, write to its own log, and live."""
-    os.setsid()
-    raw, log = descriptors
-    os.dup2(log, sys.stdout.fileno())
-    os.dup2(log, sys.stderr.fileno())
-    os.close(log)
-    return process.main(raw, parent)
+def become(descriptors: list[int], parent: int) -> NoReturn:
+    """Be a child: lead a session, write to its own log, live; and end without what ends an interpreter slowly."""
+    status = 1
+    try:
+        os.setsid()
+        raw, log = descriptors
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        os.close(log)
+        status = process.main(raw, parent)
+    except Exception:  # noqa: BLE001 - as an interpreter does with what nobody caught
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Fork on demand until the supervisor hangs up; returns the exit status, a child's in a child."""
+    """Fork on demand until the supervisor hangs up; returns the exit status."""
     line = socket.socket(fileno=descriptor)
     first = line.recv(control.MAX_REPORT)
     if not first:
@@ -88,7 +98,7 @@ def main(descriptor: int, parent: int) -> int:
         pid = beget()
         if pid == 0:
             line.close()
-            return become(descriptors, parent)
+            become(descriptors, parent)
         for each in descriptors:
             os.close(each)
         line.send(str(pid).encode())

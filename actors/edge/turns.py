@@ -140,7 +140,7 @@ class Turns:
                     raise internal() from None
             else:
                 return _expect(reply, TurnOpened)
-            await trio.sleep(pause)
+            await self._context.pause(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
             if trio.current_time() >= give_up:
                 raise overloaded("The server is restarting: try again in a moment.")
@@ -150,7 +150,7 @@ class Turns:
         while not self._context.tree.epoch(host):
             if trio.current_time() >= give_up:
                 raise overloaded("The server is starting: try again in a moment.")
-            await trio.sleep(FIRST_PAUSE)
+            await self._context.pause(FIRST_PAUSE)
 
     # ---------------------------------------------------------------- listening
 
@@ -193,7 +193,7 @@ class Turns:
                 self.broken += 1
                 reader.break_off(overloaded("The reply was interrupted: ask for it again.").body)
                 break
-            await trio.sleep(pause)
+            await self._context.pause(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
         reader.recovering = False
         reader.wake()
@@ -259,7 +259,7 @@ class Turns:
             raise not_found(f"Response with id 'resp_{request_id}' not found.")
         if trio.current_time() >= give_up:
             raise overloaded("The server is restarting: try again in a moment.")
-        await trio.sleep(FIRST_PAUSE)
+        await self._context.pause(FIRST_PAUSE)
 
     def close(self, reader: TurnReader) -> None:
         """Stop listening; the session host is told, unless the client has the whole turn.

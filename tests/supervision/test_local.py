@@ -347,3 +347,22 @@ async def test_an_actor_told_to_stop_while_it_starts_stops_at_once():
     assert trio.current_time() == pytest.approx(1, abs=0.01)
     assert not runtime.ready.is_set()
     assert not actor.stopped
+
+
+@virtual
+async def test_a_pause_ends_when_the_tree_changes_and_else_at_its_end():
+    async with LocalTree() as tree:
+        await tree.start("echo", Echo())
+        client = tree.client("test.0")
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        await client.context.pause(2)
+        assert trio.current_time() == began + 2
+        await tree.kill("echo")
+        await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.context.pause, 60)
+            await trio.testing.wait_all_tasks_blocked()
+            await tree.start("echo", Echo())
+        assert trio.current_time() == began + 2
+        assert client.tree.epoch("echo")
