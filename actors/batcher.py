@@ -34,7 +34,7 @@ from actors.protocol import (
     Tokens,
 )
 from actors.scripted_engine import ScriptedEngine
-from actors.turn_errors import INVALID, OVERLOADED
+from actors.turn_errors import INVALID, overloaded
 from gpu.engine import Engine
 from gpu.engine_on_gpu import load_engine_on_gpu
 from gpu.errors import BadRequest, EngineFull, GpuFailed, GpuFull
@@ -53,7 +53,7 @@ _BUSY_PAUSE = 0.05
 MEMORY_PAUSE = 0.25
 """Seconds before a step that found no memory on the GPU is tried again."""
 MEMORY_TRIES = 4
-"""Steps without memory, one after the other, at which the newest generation is ended to make do with less."""
+"""Steps without memory, one after the other, at which the newest generation is shed to make do with less."""
 _CHOSEN = ("max_batch", "max_waiting", "token_budget", "kv_bytes")
 
 
@@ -228,7 +228,7 @@ class Batcher(Actor):
         return await trio.to_thread.run_sync(self._engine.step)
 
     async def _wait_for_memory(self, error: GpuFull) -> None:
-        """Keep what runs and take nothing new for a moment; if that does not help, end the newest generation."""
+        """Keep what runs and take nothing new for a moment; if that does not help, shed the newest generation."""
         self._steps_without_memory += 1
         log.warning("no memory on the GPU for a step: %s", error)
         if self._steps_without_memory % MEMORY_TRIES == 0 and self._generations:
@@ -236,7 +236,7 @@ class Batcher(Actor):
             position = newest.end
             self._end(newest)
             post = self._post(newest.session)
-            post.chunks.append(TokenChunk(newest.ask.generation, position, (), (), "error", str(error), 0))
+            post.chunks.append(TokenChunk(newest.ask.generation, position, (), (), "shed", str(error), 0))
             post.bell.ring()
             self.context.progress()
         await trio.sleep(MEMORY_PAUSE)
@@ -258,7 +258,7 @@ class Batcher(Actor):
         if running is not None:
             self._end(running)
         if self._steps_without_memory:
-            return _overloaded(ask, "The GPU's memory is full.")
+            return GenerationRefused(ask.generation, overloaded("The GPU's memory is full."))
         try:
             self._engine.add(
                 Request(
@@ -272,7 +272,7 @@ class Batcher(Actor):
                 )
             )
         except EngineFull as error:
-            return _overloaded(ask, str(error))
+            return GenerationRefused(ask.generation, overloaded(str(error)))
         except BadRequest as error:
             return GenerationRefused(ask.generation, ErrorBody(400, INVALID, error.text, error.param))
         self._taken += 1
@@ -390,11 +390,6 @@ def _count(running: _Generation) -> Count:
         running.start,
         running.end,
     )
-
-
-def _overloaded(ask: Generate, why: str) -> GenerationRefused:
-    body = ErrorBody(503, OVERLOADED, why, code="server_is_overloaded")
-    return GenerationRefused(ask.generation, body)
 
 
 def _chunk(output: SequenceOutput) -> TokenChunk:

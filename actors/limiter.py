@@ -24,7 +24,6 @@ from attrs import frozen
 from actors.group_commit import GroupCommit
 from actors.limits_wire import headers, refusal
 from actors.protocol import (
-    ErrorBody,
     LimitExceeded,
     LiveTurnList,
     LiveTurns,
@@ -38,7 +37,7 @@ from actors.protocol import (
     Settle,
     Settled,
 )
-from actors.turn_errors import OVERLOADED
+from actors.turn_errors import overloaded
 from store.accounts import Accounts
 from store.limits import Denied, Gauge, Limits, Meter, Reservation
 from store.limits_state import Change, Closed, Forgotten, Level, LimitsState, Opened, Spent
@@ -53,9 +52,7 @@ _IDS_A_MESSAGE = 1000
 _UPKEEP_EVERY = 1.0
 _REMEMBER_CLOSED = 600 * 1_000_000_000
 """Nanoseconds for which a closed request is not held for again, should its `Reserve` come late."""
-_ENDED = ErrorBody(
-    503, OVERLOADED, "This request was ended before it began. Ask again.", code="server_is_overloaded"
-)
+_ENDED = overloaded("This request was ended before it began. Ask again.")
 """Whoever admits a request again after its end must not run it: it would hold nothing."""
 
 

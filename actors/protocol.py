@@ -580,7 +580,8 @@ class TokenChunk:
     position: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    finish: Literal["", "stop", "length", "error"]
+    finish: Literal["", "stop", "length", "error", "shed"]
+    """"error": the request's own fault, or ours; "shed": there is no room for it just now."""
     error: str
     cached_tokens: int
 

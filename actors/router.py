@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from attrs import evolve, field, frozen
 
 from actors.protocol import ErrorBody, Load, Metrics, ReadMetrics, Route, Routed, Unroutable
+from actors.turn_errors import overloaded
 from supervision.actor import Actor, Sender
 
 log = logging.getLogger(__name__)
@@ -170,11 +171,4 @@ def unknown_model(name: str) -> ErrorBody:
 
 def no_batcher(model: str) -> ErrorBody:
     """Return the 503 of a model that no engine can run now."""
-    text = f"No engine is ready for {model} right now. Try again in a moment."
-    return ErrorBody(
-        503,
-        "service_unavailable_error",
-        text,
-        code="server_is_overloaded",
-        headers=(("retry-after", "1"),),
-    )
+    return overloaded(f"No engine is ready for {model} right now. Try again in a moment.")

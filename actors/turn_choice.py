@@ -10,7 +10,7 @@ import trio
 
 from actors.bell import Bell
 from actors.protocol import Allow, Block, ChoiceDone, Hit, TextDelta, TurnEvent
-from actors.turn_errors import internal
+from actors.turn_errors import internal, unavailable
 from actors.turn_generation import Generation
 from actors.turn_host import Host
 from actors.turn_journal import decode_logprobs
@@ -55,7 +55,7 @@ class Choice:
         """Take up what the journal has of this choice."""
         for row in chunks:
             self.generation.recall(row)
-            if row.finish == "error":
+            if row.finish in ("error", "shed"):
                 self.take(row)
             else:
                 self._push(row)
@@ -94,6 +94,8 @@ class Choice:
                 await self._bell.wait()
 
     def _push(self, row: Chunk) -> None:
+        if row.finish == "shed":
+            raise unavailable(f"The engine has no room for this request just now: {row.error}")
         if row.finish == "error":
             raise internal(f"The engine failed on this request: {row.error}", "engine_failed")
         self.text.push(row.tokens, decode_logprobs(row.logprobs), row.finish)

@@ -7,6 +7,8 @@ from actors.protocol import ErrorBody
 SERVER_ERROR = "server_error"
 OVERLOADED = "service_unavailable_error"
 INVALID = "invalid_request_error"
+RETRY_AFTER = 1
+"""Seconds after which a client that was told of an overload may try again."""
 
 
 class TurnError(Exception):
@@ -17,9 +19,15 @@ class TurnError(Exception):
         self.error = error
 
 
+def overloaded(what: str) -> ErrorBody:
+    """Something is down or overloaded (503): asking again later may help."""
+    headers = (("retry-after", str(RETRY_AFTER)),)
+    return ErrorBody(503, OVERLOADED, what, code="server_is_overloaded", headers=headers)
+
+
 def unavailable(what: str) -> TurnError:
-    """Something the turn needs is down or overloaded (503): asking again later may help."""
-    return TurnError(ErrorBody(503, OVERLOADED, what, code="server_is_overloaded"))
+    """The turn needs something that is down or overloaded (503)."""
+    return TurnError(overloaded(what))
 
 
 def internal(what: str, code: str = "") -> TurnError:

@@ -71,7 +71,7 @@ class Generation:
         self.job = job
         self.tokens: list[int] = []
         self.finish = ""
-        """The engine's word that no token will come: stop, length or error."""
+        """The engine's word that no token will come: stop, length, error or shed."""
         self.fault = ""
         self.cached_tokens = 0
         self.accepted = False

@@ -161,7 +161,7 @@ async def test_memory_that_stays_short_costs_the_newest_and_then_work_goes_on(
         found = await until_end(session, "old/0", "middle/0", "new/0")
         assert text_of(found["old/0"]) == REPLY
         for name in ("middle/0", "new/0"):
-            assert (found[name][-1].finish, found[name][-1].error) == ("error", "the GPU's memory is full")
+            assert (found[name][-1].finish, found[name][-1].error) == ("shed", "the GPU's memory is full")
             assert text_of(found[name]) == REPLY[: found[name][-1].position]
         assert isinstance(await session.ask("batcher.0", generate("next/0"), timeout=30), GenerationAccepted)
         assert text_of((await until_end(session, "next/0"))["next/0"]) == REPLY

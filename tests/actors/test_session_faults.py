@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.batcher import MEMORY_PAUSE, MEMORY_TRIES
 from actors.protocol import (
     CancelTurn,
     LiveTurnList,
@@ -18,7 +19,8 @@ from actors.protocol import (
     TurnRefused,
 )
 from actors.scripted_engine import last_message
-from gpu.sequence import Request
+from gpu.errors import GpuFull
+from gpu.sequence import Request, StepOutput
 from store.journal import Journal, JournalError
 from store.journal_records import Record
 from supervision.envelope import Envelope
@@ -289,6 +291,51 @@ async def test_a_poison_request_is_refused_after_two_batchers_and_harms_no_other
         await books_are_exact(small, *readings)
         assert bad.request_id not in small.books.charges
         nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------------ a device without memory
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@on_virtual_time
+async def test_what_is_shed_for_want_of_memory_is_told_to_ask_again_and_the_rest_goes_on(
+    killed: bool, tmp_path: Path
+) -> None:
+    async with small_tree(tmp_path, script_of(GOLDEN)) as small:
+        old, new = (
+            small.reader(small.opening("go")),
+            small.reader(small.opening("go"), small.tree.client("edge.1")),
+        )
+        for reading in (old, new):
+            await reading.open()
+            await until(reading, 3)
+        engine = small.tree._running["batcher.0"].runtime.actor._engine
+        step, failures = engine.step, [GpuFull("the GPU's memory is full")] * MEMORY_TRIES
+
+        def short_of_memory() -> StepOutput:
+            if failures:
+                raise failures.pop()
+            return step()
+
+        engine.step = short_of_memory
+        if killed:
+            await trio.sleep(MEMORY_PAUSE * MEMORY_TRIES)
+            assert not failures
+            await small.restart("session.0")
+        await new.finish()
+        await old.finish()
+        error = new.last.error
+        assert (error.status, error.code, error.headers) == (
+            503,
+            "server_is_overloaded",
+            (("retry-after", "1"),),
+        )
+        assert error.message.endswith("the GPU's memory is full")
+        assert GOLDEN.startswith(new.text)
+        assert old.text == GOLDEN
+        again = await small.say("go")
+        assert again.text == GOLDEN
+        await books_are_exact(small, old, again)
 
 
 # ------------------------------------------------------------------ a disk that takes nothing

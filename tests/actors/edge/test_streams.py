@@ -7,6 +7,7 @@ import trio
 
 from actors.edge.turns import Patience
 from actors.protocol import ErrorBody, TextDelta, TurnFailed
+from actors.turn_errors import overloaded
 from tests.actors.edge.harness import (
     GOLDEN,
     Script,
@@ -152,6 +153,17 @@ async def test_a_turn_that_fails_ends_with_its_error(tmp_path):
         assert "[DONE]" not in streamed
         whole = await d.post(chat())
         assert (whole.status_code, whole.json()["error"]["message"]) == (500, "it broke")
+
+
+@trio_test
+async def test_a_turn_that_is_shed_is_a_503_that_says_when_to_ask_again(tmp_path):
+    events = [*reply_events([GOLDEN])[:2], TurnFailed(3, overloaded("no room"))]
+    async with door(tmp_path, Script(events=events)) as d:
+        whole = await d.post(chat())
+        assert (whole.status_code, whole.headers["retry-after"]) == (503, "1")
+        streamed = json.loads(sse_events((await d.post(chat(stream=True))).text)[-1])
+        for error in (whole.json()["error"], streamed["error"]):
+            assert (error["type"], error["code"]) == ("service_unavailable_error", "server_is_overloaded")
 
 
 @trio_test
