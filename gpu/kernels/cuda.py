@@ -129,7 +129,7 @@ class CudaKernels:
         words = self._step_words()
         self._step = empty((words,), np.int32)
         self._saved = empty((words,), np.float32)
-        # Two, taken in turn: the next step is packed while the copy of this one may still be under way.
+        # Two, taken in turn: the copy of a step whose start failed half way may still be under way at the next try.
         self._staged = [self.device.pinned(words) for _ in range(2)]
         self._brought = self.device.pinned(limits.sequences * RESULT_WORDS)
         self._cosines, self._sines = map(self.device.upload, rope_tables(self.source, limits.context))

@@ -1,4 +1,8 @@
-"""A device whose memory is NumPy's and whose kernels run on the CPU: the whole CUDA path, with no GPU."""
+"""A device whose memory is NumPy's and whose kernels run on the CPU: the whole CUDA path, with no GPU.
+
+Its stream is a card's at its slowest: nothing runs before something waits for it. What is overwritten too soon, or
+read too soon, is seen.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,13 @@ class ShimDevice:
     closed: bool = False
     recording: list[Any] | None = None
     is_active: bool = False
+    stream: list[Callable[[], None]] = field(factory=list)
+
+    def wait(self) -> None:
+        """Run what the stream holds, in order."""
+        queued, self.stream = self.stream, []
+        for start in queued:
+            start()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -50,10 +61,14 @@ class ShimDevice:
         return np.full(words, -1, np.int32)
 
     def copy_in(self, to: NDArray[np.int32], staged: NDArray[np.int32]) -> None:
-        to[: len(staged)] = staged
-        to[len(staged) :] = -1  # what an earlier step left behind is not to be read
+        def copy() -> None:
+            to[: len(staged)] = staged
+            to[len(staged) :] = -1  # what an earlier step left behind is not to be read
+
+        self.stream.append(copy)
 
     def copy_out(self, to: NDArray[np.int32], array: NDArray[np.int32]) -> None:
+        self.wait()
         to[...] = array[: len(to)]
 
     def function(self, stem: str, name: str, shared: int) -> Callable[..., None]:
@@ -65,11 +80,15 @@ class ShimDevice:
 
         def launch(grid: Any, block: Any, arguments: Any, *, shared_mem: int) -> None:
             assert self.is_active, "a kernel is started outside `active`"
+
+            def start() -> None:
+                function(grid, block, arguments, shared_mem=shared_mem)
+
             if self.recording is not None:
-                self.recording.append(lambda: function(grid, block, arguments, shared_mem=shared_mem))
+                self.recording.append(start)
                 return
             self.launched.append(name)
-            function(grid, block, arguments, shared_mem=shared_mem)
+            self.stream.append(start)
 
         return launch
 
@@ -101,5 +120,4 @@ class Graph:
 
     def launch(self) -> None:
         self.device.replays += 1
-        for start in self.launches:
-            start()
+        self.device.stream += self.launches

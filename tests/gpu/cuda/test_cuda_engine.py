@@ -49,6 +49,26 @@ def test_replies_are_the_same_together_alone_and_resumed(random):
     assert resumed == {name: tokens[1:] for name, tokens in together.items()}
 
 
+def test_the_card_works_while_tokens_are_given_out_and_a_cancel_then_changes_no_other_reply(random):
+    source = tiny_model(random)
+    expected = replies(engine_on_cuda(source), PROMPTS)
+    engine = engine_on_cuda(source)
+    device = engine.model.kernels.device
+    for name, (prompt, params) in PROMPTS.items():
+        engine.add(Request(name, prompt, params))
+    found = {name: [] for name in PROMPTS}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            found[output.id] += output.tokens
+        assert bool(device.stream) == engine.has_work
+        if found["penalised"] and engine.cancel("penalised"):
+            engine.add(Request("again", *PROMPTS["drawn"]))  # takes the place, and soon the blocks
+            found["again"] = []
+    assert found.pop("again") == expected["drawn"]
+    assert found.pop("penalised") == expected.pop("penalised")[:1]
+    assert found == expected
+
+
 def test_the_cache_takes_what_is_left_and_no_more_than_can_be_used(random):
     source = tiny_model(random)
     device = ShimDevice(MODULES)

@@ -120,15 +120,36 @@ def test_decoding_replays_a_graph_and_takes_no_memory(random):
             assert fresh.step(step_over([piece])).tokens[0] == tokens[row]
 
 
-def test_the_next_step_may_be_packed_while_one_is_under_way(random):
+def test_a_step_is_started_without_waiting_and_its_batch_may_be_used_again(random):
+    model, device = on_cuda(tiny_model(random))
+    batch = step_over([([0], [3], 0, True)])
+    expected = model.step(batch).tokens.tolist()
+    started = model.start(batch)
+    assert device.stream, "the step has run already"
+    for array in (batch.tokens, batch.positions, batch.slots, batch.tables, batch.sampling.seed):
+        array[...] = 1
+    assert model.finish(started).tokens.tolist() == expected
+
+
+def test_what_a_start_that_failed_half_way_left_behind_harms_no_later_step(random, monkeypatch):
     source = tiny_model(random)
-    model, _ = on_cuda(source)
-    kernels = model.kernels
-    first, second = step_over([([0], [3], 0, True)]), step_over([([1], [9, 9], 0, True)])
-    expected = [model.step(batch).tokens.tolist() for batch in (first, second)]
-    started = kernels.start(model.program, first)
-    assert kernels.finish(started).tokens.tolist() == expected[0]
-    assert model.step(second).tokens.tolist() == expected[1]
+    model, device = on_cuda(source)
+    batches = [step_over([([0], [3], 0, True)]), step_over([([1], [9, 9], 0, True)])]
+    expected = [model.step(batch).tokens.tolist() for batch in batches]
+    fresh, device = on_cuda(source)
+    function, loaded = device.function, []
+
+    def full(stem, name, shared):
+        loaded.append(name)
+        if len(loaded) == 4:
+            raise GpuFull("the GPU's memory is full")
+        return function(stem, name, shared)
+
+    monkeypatch.setattr(ShimDevice, "function", lambda _self, *what: full(*what))
+    with pytest.raises(GpuFull):
+        fresh.start(batches[0])
+    assert device.stream
+    assert [fresh.step(batch).tokens.tolist() for batch in reversed(batches)] == expected[::-1]
 
 
 def test_a_step_without_samples_brings_nothing_back(random):
