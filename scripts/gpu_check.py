@@ -28,7 +28,7 @@ from scripts.gpu_golden import golden_rows
 from scripts.gpu_limits import Limits as CardLimits
 from scripts.gpu_limits import measure_limits
 from scripts.gpu_peers import transformers_rate
-from scripts.gpu_speed import EIGHT_B, SMOLLM2, decoding_step, make_up, measure, prefill_step
+from scripts.gpu_speed import EIGHT_B, SMOLLM2, decoding_step, make_up, measure, prefill_step, time_outside
 
 ROOT = Path(__file__).parents[1]
 DECODES = ((1, 512), (1, 8192), (8, 512), (8, 4096), (64, 512), (64, 2048), (256, 512), (256, 2048))
@@ -180,8 +180,8 @@ def _beside_peer(sequences: int, context: int, rate: float) -> Row:
 
 def _host_time(device: CupyDevice) -> list[Row]:
     model = make_up(SMOLLM2, device, Limits(64, 8, 2048), _fill(device), 512)
-    speed = measure(model, decoding_step(1, 256, 512), rounds=200)
-    outside = (speed.in_all - speed.on_card) * 1e6
+    outside = time_outside(model, 512, context=256, steps=200) * 1e6
+    model.kernels.close()
     return [Row("SmolLM2-shaped decode, 1: time outside the GPU", outside, "µs", 300, 100, "lower")]
 
 

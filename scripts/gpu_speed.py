@@ -11,12 +11,15 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from gpu.blocks import BLOCK_SIZE
+from gpu.engine import Engine
 from gpu.kernels import Batch
 from gpu.kernels.cuda import CudaKernels, CudaMatrix, Limits, Loaded
 from gpu.kernels.cuda_device import Array, Device
 from gpu.kernels.cuda_load import first_step
 from gpu.llama import Llama
 from gpu.model_config import ModelConfig
+from gpu.sampling_params import SamplingParams
+from gpu.sequence import Request
 
 EIGHT_B = ModelConfig("llama", 32, 4096, 14336, 32, 8, 128, 128256, 8192, 1e-5, 5e5, "halves")
 SMOLLM2 = ModelConfig(
@@ -170,6 +173,27 @@ def measure(model: Llama, batch: Batch, rounds: int = ROUNDS) -> Speed:
     return Speed(
         statistics.median(on_card), statistics.median(in_all), moved, operations(model.config, batch)
     )
+
+
+def time_outside(model: Llama, blocks: int, context: int, steps: int) -> float:
+    """Median seconds of an engine's decoding step at batch 1 in which the device has nothing to do.
+
+    The engine as a batcher drives it, scheduler and all, by a caller that takes no time itself.
+    """
+    engine = Engine(model, eos_ids=(), blocks=blocks, max_batch=8, token_budget=64)
+    params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
+    engine.add(Request("one", tuple(range(context)), params))
+    outside = []
+    while engine.has_work:
+        began = time.perf_counter()
+        output = engine.step()
+        lasted = time.perf_counter() - began
+        if output.outputs and output.outputs[0].finish == "error":
+            raise RuntimeError(output.outputs[0].error)
+        stats = output.stats
+        if stats.decoded:
+            outside.append(lasted - stats.forward_seconds - stats.sampling_seconds)
+    return statistics.median(outside)
 
 
 def operations(config: ModelConfig, batch: Batch) -> int:

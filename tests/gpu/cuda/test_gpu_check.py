@@ -12,7 +12,7 @@ from gpu.model_config import ModelConfig
 from scripts import gpu_check
 from scripts.bench import report
 from scripts.gpu_limits import Limits as CardLimits
-from scripts.gpu_speed import EIGHT_B, decoding_step, make_up, measure, operations, prefill_step
+from scripts.gpu_speed import EIGHT_B, decoding_step, make_up, measure, operations, prefill_step, time_outside
 from tests.gpu.cuda.arrays import bf16
 from tests.gpu.cuda.shim_device import ShimDevice
 from tests.gpu.cuda.test_cuda_kernels import MODULES
@@ -57,6 +57,27 @@ def test_measures_a_made_up_model(random):
         assert speed.on_card == 2.0  # what the device's clock, which the test turns, says
         assert speed.bytes_moved > 2 * 2 * 64 * 4 * 32
         assert speed.operations == operations(config, batch)
+
+
+@pytest.mark.compiler
+def test_what_a_step_costs_beside_the_device_is_measured_through_the_engine(random, monkeypatch):
+    config = ModelConfig("llama", 2, 64, 96, 4, 2, 32, 64, 256, 1e-5, 1e4, "halves")
+
+    def fill(rows, columns):
+        return bf16(random.standard_normal((rows, columns)) / 64)
+
+    device = ShimDevice(MODULES)
+    model = make_up(config, device, Limits(64, 8, 64), fill, 5)
+    slow = iter([0.0] * 2 + [-1000.0] * 6 + [0.0] * 99)  # forward and sampling, by the device's clock
+    monkeypatch.setattr(ShimDevice, "seconds", lambda *_: next(slow))
+    outside = time_outside(model, 5, context=33, steps=4)
+    assert (
+        2000 <= outside < 3000
+    )  # the prompt's step is left out, the others are 2,000 s longer than they were
+    assert device.replays >= 2
+    monkeypatch.setattr(ShimDevice, "copy_out", lambda _self, to, _array: to.fill(-1))
+    with pytest.raises(RuntimeError, match="finite"):
+        time_outside(model, 5, context=33, steps=4)
 
 
 def test_operations_of_an_8b_shaped_step_are_two_for_each_weight_and_token():
