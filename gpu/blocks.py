@@ -20,6 +20,7 @@ class BlockPool:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._users = [0] * total
+        self._used = 0
         self._digest: list[bytes | None] = [None] * total
         self._by_digest: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -42,7 +43,7 @@ class BlockPool:
     @property
     def in_use(self) -> int:
         """Blocks that sequences hold."""
-        return sum(users > 0 for users in self._users)
+        return self._used
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` blocks, evicting cached ones if need be; all of them or, with None, nothing."""
@@ -57,6 +58,7 @@ class BlockPool:
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
         self._users[block] = 1
+        self._used += 1
         return block
 
     def _forget(self, block: int) -> None:
@@ -79,6 +81,7 @@ class BlockPool:
         """Use matched blocks: each gets one more user."""
         for block in blocks:
             self._idle.pop(block, None)
+            self._used += not self._users[block]
             self._users[block] += 1
 
     def idle_among(self, blocks: Iterable[int]) -> int:
@@ -100,6 +103,7 @@ class BlockPool:
             self._users[block] -= 1
             if self._users[block]:
                 continue
+            self._used -= 1
             if self._digest[block] is None:
                 self._free.append(block)
             else:

@@ -95,13 +95,13 @@ class Scheduler:
         self.steps += 1
         plan = Plan()
         for sequence in list(self.running):
-            if sequence.pending == 1 and sequence in self.running:
+            if sequence.pending == 1 and sequence not in plan.preempted:
                 self._schedule(plan, sequence, 1)
         room = self.token_budget - len(plan.pieces)
         if plan.pieces:
             room = min(room, self.chunk_beside_decode)
         for sequence in list(self.running):
-            if sequence.pending > 1 and sequence in self.running and room:
+            if sequence.pending > 1 and sequence not in plan.preempted and room:
                 room -= self._schedule(plan, sequence, min(sequence.pending, room))
         while room and self.waiting and len(self.running) < self.max_batch and self._admit(plan):
             sequence = self.running_newest
@@ -111,12 +111,13 @@ class Scheduler:
     def _schedule(self, plan: Plan, sequence: Sequence, count: int) -> int:
         """Plan `count` tokens; 0 if the sequence itself had to make room."""
         needed = -(-(sequence.computed + count) // BLOCK_SIZE) - len(sequence.blocks)
-        while (blocks := self.pool.allocate(max(needed, 0))) is None:
-            victim = self.running[-1]
-            self._preempt(plan, victim)
-            if victim is sequence:
-                return 0
-        sequence.blocks += blocks
+        if needed > 0:
+            while (blocks := self.pool.allocate(needed)) is None:
+                victim = self.running[-1]
+                self._preempt(plan, victim)
+                if victim is sequence:
+                    return 0
+            sequence.blocks += blocks
         plan.pieces.append(Piece(sequence, sequence.computed, count))
         return count
 

@@ -6,6 +6,8 @@ the arrays of `Batch` one after the other.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,33 +27,26 @@ ARRAYS = (
 HEADER_WORDS = len(COUNTS) + len(ARRAYS)
 
 
-def step_words(batch: Batch, pieces: Words) -> int:
-    """How many words `pack_step` writes."""
-    return HEADER_WORDS + sum(_words(array).size for array in _arrays(batch, pieces))
-
-
 def pack_step(batch: Batch, pieces: Words, out: Words) -> int:
     """Write `batch` into `out` and return how many words it took. Raises `StepTooLarge`, writing nothing.
 
     `pieces`: where each sequence's parts begin in decode attention's workspace, or -1; see `cuda_geometry`.
     """
-    needed = step_words(batch, pieces)
+    columns = _used_columns(batch)
+    parts = [_words(array) for array in _arrays(batch, pieces, columns)]
+    needed = HEADER_WORDS + sum(part.size for part in parts)
     if needed > out.size:
         raise StepTooLarge(
             f"a step of {needed} words; room for {out.size}: lower the token budget or the batch"
         )
-    counts = (len(batch.tokens), len(batch.sequences), len(batch.logit_rows), _used_columns(batch))
-    out[: len(COUNTS)] = counts
-    at = HEADER_WORDS
-    for index, array in enumerate(_arrays(batch, pieces), len(COUNTS)):
-        words = _words(array)
-        out[index] = at
-        out[at : at + words.size] = words
-        at += words.size
-    return at
+    counts = (len(batch.tokens), len(batch.sequences), len(batch.logit_rows), columns)
+    places = accumulate((part.size for part in parts[:-1]), initial=HEADER_WORDS)
+    out[:HEADER_WORDS] = (*counts, *places)
+    np.concatenate(parts, out=out[HEADER_WORDS:needed])
+    return needed
 
 
-def _arrays(batch: Batch, pieces: Words) -> tuple[NDArray[np.generic], ...]:
+def _arrays(batch: Batch, pieces: Words, columns: int) -> tuple[NDArray[np.generic], ...]:
     """In the order of `ARRAYS`."""
     s = batch.sampling
     return (
@@ -61,7 +56,7 @@ def _arrays(batch: Batch, pieces: Words) -> tuple[NDArray[np.generic], ...]:
             batch.slots,
             batch.sequences,
             pieces,
-            batch.tables[:, : _used_columns(batch)],
+            batch.tables[:, :columns],
             batch.logit_rows,
         ),
         *(s.temperature, s.top_p, s.min_p, s.top_k, s.seed, s.position, s.logprobs),

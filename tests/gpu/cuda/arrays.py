@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.kernels import Batch, SamplingBatch
-from gpu.kernels.cuda_step import pack_step, step_words
+from gpu.kernels.cuda_step import pack_step
 from gpu.kernels.cuda_weights import bf16_bits
 
 GUARD = 64
@@ -107,6 +107,11 @@ def sampling_of(samples: int, **given: Any) -> SamplingBatch:
         bias_tokens=np.array([token for token, _ in biases], np.int32),
         bias_values=np.array([value for _, value in biases], np.float32),
     )
+
+
+def step_words(batch: Batch, pieces: NDArray[np.int32]) -> int:
+    """How many words `pack_step` writes."""
+    return pack_step(batch, pieces, np.empty(1 << 20, np.int32))
 
 
 def step_of(batch: Batch, pieces: NDArray[np.int32] | None = None) -> NDArray[np.int32]:

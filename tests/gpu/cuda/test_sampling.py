@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from gpu.kernels.cuda_step import step_words
 from gpu.philox import uniform
-from tests.gpu.cuda.arrays import Guarded, batch_of, guarded, step_of
+from tests.gpu.cuda.arrays import Guarded, batch_of, guarded, step_of, step_words
 
 pytestmark = pytest.mark.compiler
 

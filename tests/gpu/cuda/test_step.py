@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpu.errors import StepTooLarge
-from gpu.kernels.cuda_step import ARRAYS, COUNTS, HEADER_WORDS, pack_step, step_words
+from gpu.kernels.cuda_step import ARRAYS, COUNTS, HEADER_WORDS, pack_step
 from tests.gpu.cuda.arrays import batch_of
 
 BATCH = batch_of(
@@ -17,6 +17,8 @@ BATCH = batch_of(
     penalties=[[], [(8, 2), (9, 0)]],
 )
 PIECES = np.array([-1, 0], np.int32)
+NEEDED = HEADER_WORDS + 3 * 3 + 2 * 3 + 2 + 2 * 2 + 2 + 2 * (9 + 2) + (3 + 2 * 2) + (3 + 2 * 1)
+"""Tokens, spans, pieces, tables of two columns, samples, what is set for each of them, penalties, biases."""
 
 
 def read(words, name, size, dtype=np.int32):
@@ -27,7 +29,8 @@ def read(words, name, size, dtype=np.int32):
 def test_the_header_says_where_everything_is():
     words = np.zeros(500, np.int32)
     taken = pack_step(BATCH, PIECES, words)
-    assert taken == step_words(BATCH, PIECES)
+    assert taken == NEEDED
+    assert not words[taken:].any()
     assert words[:4].tolist() == [3, 2, 2, 2]
     assert words[len(COUNTS)] == HEADER_WORDS
     assert read(words, "tokens", 3) == [5, 6, 7]
@@ -46,7 +49,7 @@ def test_tables_are_cut_to_the_longest_sequence():
 
 
 def test_a_step_that_does_not_fit_writes_nothing():
-    words = np.zeros(step_words(BATCH, PIECES) - 1, np.int32)
+    words = np.zeros(NEEDED - 1, np.int32)
     with pytest.raises(StepTooLarge, match="token budget"):
         pack_step(BATCH, PIECES, words)
     assert not words.any()
