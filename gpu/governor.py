@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STRETCH = 1.4
+STRETCH = 2.3
 """A step with a piece of a prompt in it may take this many times one without."""
 _SMALLEST = 4
 _FRESH = 0.2

@@ -139,7 +139,8 @@ class HostKernels:
     def _make_results(self) -> None:
         n, vocab = self.max_samples, self.config.vocab_size
         self._padded = -(-vocab // ROWS) * ROWS
-        self._logits = np.zeros((n, self._padded), np.float32)
+        # A row and a cache line: where rows are whole pages apart, all of them share one set of the cache.
+        self._logits = np.zeros((n, self._padded + ROWS), np.float32)
         self._chosen, self._chosen_logprobs = np.zeros(n, np.int32), np.zeros(n, np.float32)
         self._top = np.zeros((n, MAX_TOP_LOGPROBS), np.int32)
         self._top_logprobs = np.zeros((n, MAX_TOP_LOGPROBS), np.float32)
@@ -265,7 +266,9 @@ class HostKernels:
         wanted = HostBuffer(x.width, np.zeros((self.max_samples, x.stride), np.uint8))
         self._kept.append(wanted)
         self._add(layers.gather, h.DRAWS, 1, x.address, x.stride, wanted.address)
-        self._product(wanted, weight, h.SAMPLES, h.ANY_SAMPLE, self._logits.ctypes.data, 4 * self._padded)
+        self._product(
+            wanted, weight, h.SAMPLES, h.ANY_SAMPLE, self._logits.ctypes.data, self._logits.strides[0]
+        )
 
     def allocate_cache(self, blocks: int) -> None:
         """Zeroed lazily by the system: memory is used as blocks are."""
@@ -285,7 +288,7 @@ class HostKernels:
         count = len(self._operations)
         self._add(
             draw.draw, h.DRAWS, 1,
-            self._logits.ctypes.data, 4 * self._padded, self.config.vocab_size, self._padded,
+            self._logits.ctypes.data, self._logits.strides[0], self.config.vocab_size, self._padded,
             self._draw_scratch.ctypes.data, 4 * self._draw_scratch.shape[1], self._chosen.ctypes.data,
             self._chosen_logprobs.ctypes.data, self._top.ctypes.data, self._top_logprobs.ctypes.data,
         )  # fmt: skip

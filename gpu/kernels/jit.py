@@ -48,7 +48,8 @@ ISA = describe_cpu().isa
 if ISA == "avx512vnni" and "NUMBA_CPU_FEATURES" not in os.environ:
     # Otherwise LLVM takes `vpdpwssd` apart again, into a product, a sum and a broadcast: for one chain that is
     # quicker, for as many as `tiles` has at once it takes three times the instructions.
-    setattr(config, "CPU_FEATURES", f"{get_host_cpu_features()},+fast-dpwssd")  # noqa: B010 - made at run time
+    features = get_host_cpu_features()  # type: ignore[no-untyped-call]
+    setattr(config, "CPU_FEATURES", f"{features},+fast-dpwssd")  # noqa: B010 - made at run time
 
 _OPERATION = "void(int64, int64, int64)"
 
