@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ OWNERS = 2
 QUIET = 90.0
 """Seconds that what still runs when the clients are done may take to end."""
 PROBE_LIMIT = 60.0
+_TLS = ssl.create_default_context()
+"""Made once: a client that makes its own takes longer over it than some recoveries."""
 
 
 class Runner:
@@ -126,6 +129,7 @@ class Runner:
                     json=body,
                     headers=self.door.headers(0),
                     timeout=30,
+                    verify=_TLS,
                 )
                 if answer.status_code == 200 and self.golden[0].startswith(
                     answer.json()["choices"][0]["message"]["content"]
