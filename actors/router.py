@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 
 from actors.protocol import ErrorBody, Load, Metrics, ReadMetrics, Route, Routed, Unroutable
 from actors.turn_errors import overloaded
-from supervision.actor import Actor, Sender
+from supervision.actor import LATER, Actor, Sender
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,10 @@ class Router(Actor):
         """Decide, or take a batcher's report."""
         match message:
             case Route():
-                return self._route(message)
+                answer, reason = self._route(message)
+                await self.context.reply(sender, answer)
+                self._log(message, answer, reason)  # afterwards: the turn waits for the answer
+                return LATER
             case Load():
                 self._take_load(message, sender)
             case ReadMetrics():
@@ -97,19 +100,17 @@ class Router(Actor):
         if self.context.tree.epoch(sender.name) == sender.epoch:
             self._known[sender.name] = _Known(sender.epoch, load)
 
-    def _route(self, route: Route) -> Routed | Unroutable:
+    def _route(self, route: Route) -> tuple[Routed | Unroutable, str]:
         model = self._settings.aliases.get(route.model, route.model)
         if model not in self._settings.models:
-            return self._refuse(route, unknown_model(route.model), "unknown model")
+            return Unroutable(route.request_id, unknown_model(route.model)), "unknown model"
         up = [b for b in self.context.tree.up("batcher") if self._model_of(b) == model]
         able = [b for b in up if b not in route.avoid]
         if not able:
-            reason = "all avoided" if up else "none up"
-            return self._refuse(route, no_batcher(model), reason)
+            return Unroutable(route.request_id, no_batcher(model)), "all avoided" if up else "none up"
         batcher, reason = self._choose(route, able)
         self._note(route, batcher)
-        self._log(route, batcher, reason)
-        return Routed(route.request_id, batcher, model, reason)
+        return Routed(route.request_id, batcher, model, reason), reason
 
     def _choose(self, route: Route, able: list[str]) -> tuple[str, str]:
         if len(able) == 1:
@@ -142,12 +143,9 @@ class Router(Actor):
             if len(self._prefixes) > _PREFIXES:
                 self._prefixes.popitem(last=False)
 
-    def _refuse(self, route: Route, error: ErrorBody, reason: str) -> Unroutable:
-        self._log(route, "", reason)
-        return Unroutable(route.request_id, error)
-
-    def _log(self, route: Route, batcher: str, reason: str) -> None:
+    def _log(self, route: Route, answer: Routed | Unroutable, reason: str) -> None:
         self._decisions[reason] += 1
+        batcher = answer.batcher if isinstance(answer, Routed) else ""
         facts = {"request_id": route.request_id, "model": route.model, "batcher": batcher, "reason": reason}
         log.info("route", extra=facts)
 

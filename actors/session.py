@@ -226,10 +226,13 @@ class Session(Actor):
         if waiting is not None and waiting.opening.owner == opening.owner:
             waiting.askers.append(Asker(sender, request_id, replayed=False))
             return LATER
-        if turn := journal.turn(opening.owner, request_id):
-            return self._join(turn, sender, request_id, 0, replayed=False)
         if waiting is not None or journal.taken(request_id):
-            return TurnRefused(not_found(request_id))
+            turn = journal.turn(opening.owner, request_id)
+            return (
+                self._join(turn, sender, request_id, 0, replayed=False)
+                if turn
+                else TurnRefused(not_found(request_id))
+            )
         earlier = self._earlier.find(opening, time.time())
         return self._begin(opening, sender) if earlier is None else self._return(opening, earlier, sender)
 
@@ -267,23 +270,18 @@ class Session(Actor):
             await self._refuse(admission, first_error(group))
             return
         admission.is_opening = True
-        await self._host.writer.commit(_opening_row(turn), then=partial(self._opened, admission, turn))
+        row = journal_records.Turn(_opening_row(turn))
+        await self._host.writer.commit(row.opening, then=partial(self._opened, turn))
+        for asker in admission.askers:
+            await self.context.reply(asker.sender, opened_of(row, after=0, replayed=asker.replayed))
+            self._listen(row, asker.sender, asker.reader, 0)
+        await trio.lowlevel.checkpoint()  # the replies leave before the work begins
         await self._live(turn)
 
-    def _opened(self, admission: Admission, turn: Turn) -> None:
+    def _opened(self, turn: Turn) -> None:
         """The opening is in the journal: from now on the turn is found there, and nowhere else."""
         del self._earlier.admissions[turn.request_id]
         self._turns[turn.request_id] = turn
-        row = self._host.journal.turn(turn.owner, turn.request_id)
-        if row is None:
-            raise JournalError(f"turn {turn.request_id} is not in the journal that has just taken it")
-        for asker in admission.askers:
-            self.context.nursery.start_soon(self._join_later, row, asker)
-
-    async def _join_later(self, turn: journal_records.Turn, asker: Asker) -> None:
-        opened = opened_of(turn, after=0, replayed=asker.replayed)
-        await self.context.reply(asker.sender, opened)
-        self._listen(turn, asker.sender, asker.reader, 0)
 
     async def _refuse(self, admission: Admission, error: BaseException) -> None:
         if not isinstance(error, TurnError):

@@ -117,9 +117,9 @@ async def _ask_all(host: Host, opening: OpenTurn, model: str, prompt: list[int],
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep, "route", lambda: _find_batcher(host, opening, model, prompt))
         nursery.start_soon(keep, "allow", lambda: _screen_input(host, opening))
-        nursery.start_soon(keep, "reserved", lambda: _reserve(host, opening, model, len(prompt)))
         if opening.fast_answers:
             nursery.start_soon(keep, "hit", lambda: look_up(host, opening))
+        await keep("reserved", lambda: _reserve(host, opening, model, len(prompt)))  # first: it takes longest
 
 
 async def _tokenise(text: ModelText, messages: Sequence[ChatMessage]) -> list[int]:
@@ -152,7 +152,9 @@ def _fit(opening: OpenTurn, prompt_tokens: int, text: ModelText) -> OpenTurn:
             f"Token id {(beyond or beyond_stops)[0]} is not in the vocabulary of {text.n_vocab} tokens.",
             "logit_bias" if beyond else "stop_token_ids",
         )
-    params = evolve(opening.params, max_tokens=wanted or room)
+    if wanted:
+        return opening
+    params = evolve(opening.params, max_tokens=room)
     fitted: OpenTurn = evolve(opening, params=params)  # type: ignore[misc]  # @message makes it attrs
     return fitted
 
