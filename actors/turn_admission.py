@@ -89,9 +89,14 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
     if not (isinstance(routed, Routed) and isinstance(allow, Allow) and isinstance(reserved, Reserved)):
         raise TypeError(f"admission of {opening.request_id} ended without its answers: {answers}")
     hit, headers = answers.hit, reserved.headers
-    if hit is not None and not await _is_short_enough(text, hit.answer, opening.params.max_tokens):
-        host.counters["fast_answers_too_long"] += 1
-        hit = None
+    try:
+        if hit is not None and not await _is_short_enough(text, hit.answer, opening.params.max_tokens):
+            host.counters["fast_answers_too_long"] += 1
+            hit = None
+        await trio.lowlevel.checkpoint_if_cancelled()  # whoever cancelled it does not want what it returns
+    except BaseException:
+        _release(host, opening)
+        raise
     if hit is not None:
         headers = (*headers, ("x-antiphon-fast-answer", f"{hit.release}/{hit.entry}"))
     return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, hit)

@@ -22,7 +22,7 @@ FIRST = int(os.environ.get("ANTIPHON_SIMULATION_FIRST", "0"))
 WORKERS = 2
 FIND_WITHIN = 200
 """A planted bug is found within so many seeds."""
-REGRESSIONS = (5027, 6044, 6121, 100098)
+REGRESSIONS = (2117, 4036, 5027, 6044, 6121, 100098)
 """Seeds that once broke a promise."""
 
 
