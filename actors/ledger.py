@@ -16,8 +16,8 @@ import trio
 from attrs import frozen
 
 from actors.group_commit import GroupCommit
-from actors.protocol import Charge, Charged, Metrics, ReadMetrics, Witness
-from store.books import Books, Witnessed
+from actors.protocol import Charge, Charged, Metrics, ReadMetrics, Waive, Witness
+from store.books import Books, Waiver, Witnessed
 from store.books_posting import Delivery
 from store.prices import Price
 from supervision.actor import LATER, Actor, Sender
@@ -55,14 +55,17 @@ class _Refused:
     why: str
 
 
+_What = Delivery | Waiver | _Refused | tuple[Witnessed, ...]
+
+
 @frozen
 class _Act:
-    what: Delivery | _Refused | tuple[Witnessed, ...]
+    what: _What
     sender: Sender
 
 
 class Ledger(Actor):
-    """Answers `Charge` and `Witness` with `Charged`.
+    """Answers `Charge`, `Waive` and `Witness` with `Charged`.
 
     When it dies, whatever was not acknowledged is asked again and adds nothing twice.
     """
@@ -82,10 +85,12 @@ class Ledger(Actor):
         self.context.nursery.start_soon(self._writer.run)
 
     async def on_message(self, message: Any, sender: Sender) -> Any:
-        """Put a charge or a witness into the next group, or report figures."""
+        """Put a charge, a waiver or a witness into the next group, or report figures."""
         match message:
             case Charge():
                 return self._submit(_delivery(message), sender)
+            case Waive():
+                return self._submit(Waiver(message.request_id, message.account), sender)
             case Witness():
                 return self._submit(tuple(_witnessed(message)), sender)
             case ReadMetrics():
@@ -105,7 +110,7 @@ class Ledger(Actor):
         books.publish(prices, _now())
         return books
 
-    def _submit(self, what: Delivery | _Refused | tuple[Witnessed, ...], sender: Sender) -> Any:
+    def _submit(self, what: _What, sender: Sender) -> Any:
         self._writer.submit(_Act(what, sender))
         self.context.busy(True)
         return LATER if sender.correlation else None
@@ -115,6 +120,9 @@ class Ledger(Actor):
         now = _now()
         deliveries = [act.what for act in acts if isinstance(act.what, Delivery)]
         added = iter(self._books.enter(deliveries, now) if deliveries else [])
+        waivers = [act.what for act in acts if isinstance(act.what, Waiver)]
+        if waivers:
+            self._books.waive(waivers, now)
         events = [event for act in acts if isinstance(act.what, tuple) for event in act.what]
         if events:
             self._books.witness(events, now)
@@ -124,6 +132,8 @@ class Ledger(Actor):
         match act.what:
             case Delivery(request_id=request_id):
                 return Charged(request_id, next(added))
+            case Waiver(request_id=request_id):
+                return Charged(request_id, 0)
             case _Refused(request_id=request_id, why=why):
                 log.error("charge refused", extra={"request_id": request_id, "why": why})
                 self._books.note_conflict(request_id, why, now)

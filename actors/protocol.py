@@ -10,7 +10,7 @@ Who sends what to whom, in the order of a turn's life (docs/architecture.md draw
     session  → batcher   Generate, CancelGeneration
     batcher  → session   Tokens
     session  → edge      TurnEvents
-    session  → ledger    Charge
+    session  → ledger    Charge, Waive
     batcher  → ledger    Witness
     batcher  → router    Load
 
@@ -612,6 +612,17 @@ class Charge:
     spans: tuple[tuple[int, int, int], ...]
     """(choice, from, to): half-open."""
     fast_answer: str = ""
+
+
+@message(repeatable=True, when_full=WhenFull.WAIT)
+class Waive:
+    """A turn failed before its first token was let out: nothing is owed for it, whatever the engine made.
+
+    Without it the books could not tell such a turn from a charge that was lost. Reply: `Charged` with 0.
+    """
+
+    request_id: str
+    account: str
 
 
 @message(repeatable=True)

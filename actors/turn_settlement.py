@@ -17,6 +17,7 @@ from actors.protocol import (
     Settled,
     TurnStatus,
     Usage,
+    Waive,
 )
 from actors.turn_host import Host, Unavailable
 from store.journal_records import Acknowledged
@@ -37,7 +38,7 @@ class Settlement:
     spans: tuple[tuple[int, int, int], ...]
     fast_answer: str = ""
     is_due: bool = True
-    """False for a turn that failed before it received anything: it costs nothing."""
+    """False for a turn that failed before it received anything: it costs nothing, and the books are told so."""
 
     @property
     def tokens(self) -> int:
@@ -107,6 +108,7 @@ class Settling:
 
     async def _charge(self) -> None:
         due = self.settlement
+        message: Charge | Waive = Waive(due.request_id, due.owner)
         if due.is_due:
             message = Charge(
                 due.request_id,
@@ -118,11 +120,11 @@ class Settling:
                 due.spans,
                 due.fast_answer,
             )
-            await self._until_confirmed("ledger", message, Charged)
+        await self._until_confirmed("ledger", message, Charged)
         await self.host.writer.commit(Acknowledged(due.request_id, charged=True))
 
     async def _until_confirmed(
-        self, to: str, message: Settle | Release | Charge, answer: type[Settled | Charged]
+        self, to: str, message: Settle | Release | Charge | Waive, answer: type[Settled | Charged]
     ) -> None:
         request_id = self.settlement.request_id
         while True:

@@ -22,7 +22,17 @@ import sqlalchemy as sa
 from attrs import frozen
 
 from store.books_posting import Batch, Delivery, Request
-from store.books_schema import BALANCES, CONFLICTS, ENTRIES, METADATA, PRICES, REQUESTS, SPANS, WITNESS
+from store.books_schema import (
+    BALANCES,
+    CONFLICTS,
+    ENTRIES,
+    METADATA,
+    PRICES,
+    REQUESTS,
+    SPANS,
+    WAIVED,
+    WITNESS,
+)
 from store.prices import ANY_MODEL, Price
 from store.sqlite import open_engine, reader
 
@@ -45,6 +55,14 @@ class Witnessed:
     prompt_tokens: int
     start: int
     end: int
+
+
+@frozen
+class Waiver:
+    """A request that failed before anything was let out: nothing is owed for it."""
+
+    request_id: str
+    account: str
 
 
 @frozen
@@ -139,6 +157,18 @@ class Books:
             if by_key:
                 connection.execute(sa.insert(WITNESS), [_witness_row(e, at) for e in by_key.values()])
         return len(by_key)
+
+    def waive(self, waivers: Sequence[Waiver], at: int) -> None:
+        """Keep that nothing is owed for these requests. A waiver that is known adds nothing."""
+        new = {waiver.request_id: waiver for waiver in waivers}
+        with self._engine.begin() as connection:
+            for ids in _pieces(new):
+                known = sa.select(WAIVED.c.request_id).where(WAIVED.c.request_id.in_(ids))
+                for request_id in connection.execute(known).scalars():
+                    del new[request_id]
+            if new:
+                rows = [{"request_id": w.request_id, "account": w.account, "at": at} for w in new.values()]
+                connection.execute(sa.insert(WAIVED), rows)
 
     def note_conflict(self, request_id: str, what: str, at: int) -> None:
         """Keep a delivery that could not be entered in sight of reconciling."""

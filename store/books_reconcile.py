@@ -2,8 +2,8 @@
 
 The session's settlement is the authority, the engine's count the second witness. What the engine generated
 after the last position a client was charged for is no drift (a stop string, a cancelled turn); what was
-charged and never generated, or generated and skipped, or generated for a request that was never charged,
-is.
+charged and never generated, or generated and skipped, or generated for a request that was neither charged
+nor waived, is. Waived is a request that failed before its first token was let out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from store.books import Books
 from store.books_posting import REVENUE
-from store.books_schema import BALANCES, CONFLICTS, ENTRIES, PRICES, REQUESTS, SPANS, WITNESS
+from store.books_schema import BALANCES, CONFLICTS, ENTRIES, PRICES, REQUESTS, SPANS, WAIVED, WITNESS
 from store.books_spans import Positions
 from store.prices import Price, Use, cost
 
@@ -54,6 +54,7 @@ class _Account:
     """One request from both sides."""
 
     request: Any = None
+    waived: Any = None
     charged: defaultdict[int, Positions] = field(factory=lambda: defaultdict(Positions))
     overlaps: bool = False
     posted: int = 0
@@ -97,6 +98,8 @@ def _requests(connection: sa.Connection) -> Iterator[tuple[str, _Account]]:
         found = {request_id: _Account() for request_id in ids}
         for row in _of(connection, REQUESTS, ids):
             found[row.request_id].request = row
+        for row in _of(connection, WAIVED, ids):
+            found[row.request_id].waived = row
         for row in _of(connection, SPANS, ids):
             both, length = found[row.request_id], row.end - row.start
             new = both.charged[row.choice].add(row.start, row.end)
@@ -148,6 +151,9 @@ def _check_entries(request_id: str, both: _Account, prices: dict[tuple[str, int]
 
 
 def _compare(request_id: str, both: _Account) -> Iterator[Drift]:
+    if both.waived is not None:
+        yield from _check_waiver(request_id, both)
+        return
     if both.request is None:
         tokens = sum(map(len, both.witnessed.values()))
         yield Drift("uncharged", request_id, f"{tokens} tokens were generated and never charged")
@@ -157,6 +163,16 @@ def _compare(request_id: str, both: _Account) -> Iterator[Drift]:
     for choice in sorted({*both.charged, *both.witnessed}):
         yield from _compare_choice(request_id, choice, both.charged[choice], both.witnessed[choice])
     yield from _compare_facts(request_id, both)
+
+
+def _check_waiver(request_id: str, both: _Account) -> Iterator[Drift]:
+    if both.request is not None:
+        yield Drift("waived", request_id, f"charged {both.posted}, and waived")
+    theirs = {row.account for row in both.witness} - {both.waived.account}
+    if theirs:
+        yield Drift(
+            "account", request_id, f"waived for {both.waived.account!r}, generated for {sorted(theirs)}"
+        )
 
 
 def _compare_choice(

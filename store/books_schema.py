@@ -71,6 +71,15 @@ BALANCES = sa.Table(
     sa.Column("micros", sa.BigInteger, nullable=False),
 )
 
+WAIVED = sa.Table(
+    "waived",
+    METADATA,
+    sa.Column("request_id", sa.String, primary_key=True),
+    sa.Column("account", sa.String, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+)
+"""Requests that failed before anything was let out: nothing is owed for them."""
+
 CONFLICTS = sa.Table(
     "conflicts",
     METADATA,

@@ -42,6 +42,7 @@ from actors.protocol import (
     TurnOpened,
     TurnRefused,
     Unroutable,
+    Waive,
     Witness,
 )
 from actors.safety import Safety, SafetySettings
@@ -116,6 +117,7 @@ class Books:
         self.reserved: dict[str, int] = {}
         self.settled: dict[str, int] = {}
         self.charges: dict[str, list[Charge]] = {}
+        self.waived: set[str] = set()
         self.witnessed: dict[tuple[str, int], set[int]] = {}
         self.refusal: ErrorBody | None = None
         self.max_open = 0
@@ -140,6 +142,9 @@ class Ledger(Actor):
             case Charge():
                 self.books.charges.setdefault(message.request_id, []).append(message)
                 return Charged(message.request_id, 1)
+            case Waive():
+                self.books.waived.add(message.request_id)
+                return Charged(message.request_id, 0)
             case Witness():
                 for event in message.events:
                     positions = self.books.witnessed.setdefault((event.request_id, event.choice), set())

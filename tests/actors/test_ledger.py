@@ -8,8 +8,9 @@ import trio
 from trio.testing import MockClock
 
 from actors.ledger import Ledger, LedgerSettings, PriceSettings
-from actors.protocol import Charge, Charged, Metrics, ReadMetrics, Witness, WitnessEvent
+from actors.protocol import Charge, Charged, Metrics, ReadMetrics, Waive, Witness, WitnessEvent
 from store.books import Books
+from store.books_reconcile import reconcile
 from supervision.errors import ActorDown
 from supervision.local import LocalTree
 
@@ -47,6 +48,13 @@ def owed(path) -> int:
     micros = sum(b.micros for b in books.balances("acme"))
     books.close()
     return micros
+
+
+def drifts(path) -> list[str]:
+    books = Books(path / "books.sqlite")
+    found = [drift.kind for drift in reconcile(books, settled_before=2**60).drifts]
+    books.close()
+    return found
 
 
 @in_tree
@@ -128,6 +136,17 @@ async def test_a_witness_is_acknowledged_and_heard_once(tree, path):
     with books.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM witness")).scalar_one() == 1
     books.close()
+
+
+@in_tree
+async def test_a_waiver_is_durable_when_it_is_acknowledged_and_may_be_repeated(tree, path):
+    await tree.start("ledger", Ledger(SETTINGS))
+    client = tree.client("test.0")
+    await client.ask("ledger", Witness((WitnessEvent("e1", "r", 0, "acme", "m", 7, 0, 10),)), timeout=5)
+    assert drifts(path) == ["uncharged"]
+    for _ in range(2):
+        assert await client.ask("ledger", Waive("r", "acme"), timeout=5) == Charged("r", 0)
+    assert drifts(path) == []
 
 
 @in_tree

@@ -290,6 +290,8 @@ async def test_a_poison_request_is_refused_after_two_batchers_and_harms_no_other
         assert len(crashes) == 2
         await books_are_exact(small, *readings)
         assert bad.request_id not in small.books.charges
+        await small.tree.context("session.0").pause(1)
+        assert small.books.waived == {bad.request_id}
         nursery.cancel_scope.cancel()
 
 

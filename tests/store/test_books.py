@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.books import Books, Witnessed
+from store.books import Books, Waiver, Witnessed
 from store.books_posting import REVENUE, Delivery
 from store.books_reconcile import reconcile
 from store.books_schema import BALANCES, ENTRIES, PRICES, REQUESTS, SPANS
@@ -245,6 +245,26 @@ def test_each_kind_of_drift_is_found(books, charged, witnessed, kind):
     books.witness(witnessed, 1)
     assert kinds(books) == {kind}
     assert reconcile(books, settled_before=1).drifts == []
+
+
+def test_what_was_generated_for_a_waived_request_is_no_drift_but_never_of_another_one(books):
+    books.waive([Waiver("r", "acme")] * 2, 1)
+    books.waive([Waiver("r", "acme")], 2)
+    books.witness([*seen(), *seen("lost", [(0, 0, 4)])], 3)
+    report = reconcile(books, settled_before=LATER)
+    assert [(d.kind, d.about) for d in report.drifts] == [("uncharged", "lost")]
+    assert report.undelivered_tokens == 14
+
+
+@pytest.mark.parametrize(
+    ("waiver", "charged", "kind"),
+    [(Waiver("r", "acme"), delivery(), "waived"), (Waiver("r", "other"), None, "account")],
+)
+def test_a_waiver_that_contradicts_is_found(books, waiver, charged, kind):
+    books.waive([waiver], 1)
+    books.enter([charged] if charged else [], 1)
+    books.witness(seen(), 1)
+    assert kinds(books) == {kind}
 
 
 @pytest.mark.parametrize(
