@@ -40,6 +40,7 @@ from gpu.engine_on_gpu import load_engine_on_gpu
 from gpu.errors import BadRequest, EngineFull, GpuFailed, GpuFull
 from gpu.sequence import Request, SequenceOutput, StepOutput, StepStats
 from store.witness_outbox import Count, WitnessOutbox
+from supervision import chaos_hooks
 from supervision.actor import LATER, Actor, Later, Sender
 from supervision.errors import ActorDown, AskFailed, CannotGoOn
 
@@ -54,6 +55,8 @@ MEMORY_PAUSE = 0.25
 """Seconds before a step that found no memory on the GPU is tried again."""
 MEMORY_TRIES = 4
 """Steps without memory, one after the other, at which the newest generation is shed to make do with less."""
+POISON_SEED = int.from_bytes(b"POISON")
+"""A request with this seed kills the batcher that takes it on, where ANTIPHON_CHAOS=1: its prompt has no words here."""
 _CHOSEN = ("max_batch", "max_waiting", "token_budget", "kv_bytes")
 
 
@@ -275,6 +278,8 @@ class Batcher(Actor):
             return GenerationRefused(ask.generation, overloaded(str(error)))
         except BadRequest as error:
             return GenerationRefused(ask.generation, ErrorBody(400, INVALID, error.text, error.param))
+        if ask.params.seed == POISON_SEED:
+            chaos_hooks.die()
         self._taken += 1
         key = f"{ask.generation}@{self.context.name}.{self.context.epoch}.{self._taken}"
         start = len(ask.emitted)

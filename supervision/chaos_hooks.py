@@ -1,4 +1,4 @@
-"""Faults that only a process can do to itself, done on a signal, and only where ANTIPHON_CHAOS=1."""
+"""Faults that only a process can do to itself, done when asked for, and only where ANTIPHON_CHAOS=1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from types import FrameType
+
+from supervision import chaos_disk
 
 SPIN = signal.SIGUSR1
 """Loop for ever without yielding."""
@@ -16,11 +19,23 @@ CLOCK_STEP = signal.SIGUSR2
 STEPS = (11.0, -11.0, 3600.0, -3600.0)
 
 
-def install() -> None:
+def is_on() -> bool:
+    """Whether this process may be broken from outside."""
+    return os.environ.get("ANTIPHON_CHAOS") == "1"
+
+
+def install(state_dir: Path) -> None:
     """Install the hooks when the environment asks for them."""
-    if os.environ.get("ANTIPHON_CHAOS") == "1":
+    if is_on():
+        chaos_disk.install(state_dir)
         signal.signal(SPIN, _spin)
         signal.signal(CLOCK_STEP, _step)
+
+
+def die() -> None:
+    """End this process as a fault in native code would, where that is allowed."""
+    if is_on():
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _spin(_number: int, _frame: FrameType | None) -> None:

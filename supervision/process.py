@@ -148,7 +148,7 @@ def main(descriptor: int, parent: int) -> int:
     raw.setblocking(False)
     log.install(birth.name, birth.epoch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to answer
-    chaos_hooks.install()
+    chaos_hooks.install(Path(birth.state_dir))
     return trio.run(_contained, birth, raw)
 
 

@@ -11,17 +11,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 from attrs import define, frozen
 
+from actors.batcher import POISON_SEED
+from actors.turn_generation import MAX_DEATHS
+from scripts import credentials
 from scripts.chaos.frames import FrameProxy
 from scripts.chaos.plan import FaultPlan
+from supervision.chaos_disk import switch_of
 from supervision.chaos_hooks import CLOCK_STEP, SPIN
 from supervision.status import ActorStatus, NotRunning, read_status
 
 SHARE = 0.2
 """Of the frames that pass a proxy, how many meet a fate."""
 SMALL_DISK = 1 << 30
-WHOLE_TREE = {"kill_supervisor", "disk_full"}
+WHOLE_TREE = {"kill_supervisor", "disk_full", "slow_disk", "poison"}
 """Faults without one target."""
 HEALING = 120.0
 """Seconds after which an actor that did not come back counts as lost."""
@@ -210,6 +215,52 @@ def _disk_full(tree: Tree, injection: Injection, _rng: random.Random) -> str:
     return f"{size >> 20} MiB filled for {injection.plan.seconds} s"
 
 
+def _slow_disk(tree: Tree, injection: Injection, rng: random.Random) -> str:
+    """Have every actor's commits and flushes wait; what they wrote of it is the proof."""
+    _demand_hooks(tree.one("", rng))
+    switch = switch_of(tree.state)
+    switch.touch()
+    try:
+        time.sleep(injection.plan.seconds)
+    finally:
+        waits = [int(line) for line in switch.read_text(encoding="ascii").splitlines()]
+        switch.unlink()
+    if not waits:
+        raise NotFired(f"nothing was committed in {injection.plan.seconds} s")
+    return f"{len(waits)} commits and flushes took {sum(waits) / len(waits):.0f} ms each"
+
+
+def _poison(tree: Tree, _injection: Injection, rng: random.Random) -> str:
+    """Ask what no batcher survives: so many die of it, then it is refused, and they are up again."""
+    _demand_hooks(tree.one("batcher", rng))
+    before = _batcher_deaths(tree)
+    door = credentials.read(tree.state)
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "This request kills batchers."}],
+        "seed": POISON_SEED,
+        "fast_answers": "off",
+    }
+    try:
+        answer = httpx.post(
+            f"{door.base_url}/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {door.api_key}"},
+            timeout=HEALING,
+        )
+    except httpx.TransportError as error:
+        raise NotFired(f"the poison was not answered: {type(error).__name__}") from error
+    tree.one("batcher", rng)
+    deaths = _batcher_deaths(tree) - before
+    if "engine_failed" not in answer.text or deaths != MAX_DEATHS:
+        raise NotFired(f"{deaths} batchers died of the poison, answered with {answer.text[:200]}")
+    return f"{deaths} batchers, then refused with status {answer.status_code}"
+
+
+def _batcher_deaths(tree: Tree) -> int:
+    return sum(a.restarts for a in read_status(tree.state) if kind_of(a.name) == "batcher")
+
+
 def _signal(victim: ActorStatus, number: int) -> None:
     try:
         os.kill(victim.pid, number)
@@ -234,4 +285,6 @@ FAULTS: dict[str, Callable[[Tree, Injection, random.Random], str]] = {
     "spin": _by_signal(SPIN, "a busy loop"),
     "clock_step": _by_signal(CLOCK_STEP, "the wall clock stepped"),
     "disk_full": _disk_full,
+    "slow_disk": _slow_disk,
+    "poison": _poison,
 }

@@ -14,7 +14,17 @@ from scripts.failure import UsageFault
 PLANS = Path(__file__).resolve().parent.parent / "plans"
 
 FaultKind = Literal[
-    "kill", "kill_twice", "stop", "pause", "spin", "kill_supervisor", "clock_step", "disk_full", "frames"
+    "kill",
+    "kill_twice",
+    "stop",
+    "pause",
+    "spin",
+    "kill_supervisor",
+    "clock_step",
+    "disk_full",
+    "slow_disk",
+    "frames",
+    "poison",
 ]
 
 
@@ -23,6 +33,8 @@ class FaultPlan:
     """`count` faults of one kind. `targets` are actor kinds (`batcher`, `session`), drawn in turn; empty: all.
 
     `kill_twice` kills again while the successor starts. `pause` is SIGSTOP and, before the watchdog, SIGCONT.
+    `slow_disk` makes every commit and flush of every actor take 200 to 500 ms for `seconds`. `poison` is a request
+    that kills the batcher that takes it on, and must be refused after two.
     `frames` puts a proxy before the target's mailbox for `seconds` and does what `frames` names to what passes.
     """
 

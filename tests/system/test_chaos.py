@@ -46,7 +46,8 @@ def chaos(plan: Path, seed: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("other", "kills"), [("kill_supervisor", 6), ("frames", 1), ("spin", 1), ("clock_step", 0)]
+    ("other", "kills"),
+    [("kill_supervisor", 6), ("frames", 1), ("spin", 1), ("clock_step", 0), ("slow_disk", 0), ("poison", 0)],
 )
 def test_every_fault_fires_and_no_invariant_breaks(tmp_path, other, kills):
     plan = tmp_path / "small.toml"
