@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "scripts.serve",
     "chat": "scripts.chat",
     "ps": "scripts.ps",
+    "restart": "scripts.restart",
     "doctor": "scripts.doctor",
     "chaos": "scripts.chaos.command",
     "bench": "scripts.bench.command",

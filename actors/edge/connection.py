@@ -59,6 +59,8 @@ class Connection(TCPServer):
         self.stream: trio.SocketStream  # type: ignore[assignment]  # in the clear: TLS ends before us
         self.protocol: GuardedH11  # type: ignore[assignment]  # never HTTP/2
         self._limits = limits
+        self.is_fresh = True
+        """Its client has not said anything yet."""
         self._lingering = False
         self._reading = trio.CancelScope()
 
@@ -142,6 +144,7 @@ class Connection(TCPServer):
                 data = await self._receive()
                 if data is None or self._lingering:
                     break
+                self.is_fresh = False
                 await self.protocol.handle(RawData(data))
                 if not data:
                     break

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 SPARE_DESCRIPTORS = 128
 """Kept for mailboxes, databases and logs: an edge that is full of clients must still talk to the tree."""
 MOST_DESCRIPTORS = 65_536
+FIRST_WORDS = 0.5
+"""Seconds that a client which was accepted just before the drain has for its first bytes: they are on their way."""
+_LOOK = 0.01
 
 
 @frozen
@@ -91,15 +94,23 @@ class Server:
     async def drain(self, seconds: float) -> bool:
         """Accept no more, and wait for the open requests for at most `seconds`. False: some are still open.
 
-        Idle connections are closed at once; the others when their request is done.
+        Idle connections are closed at once, those of which nothing was heard yet after `FIRST_WORDS`; the others
+        when their request is done.
         """
         self._accepting.cancel()
+        await self._hear_the_last()
         await self._worker.terminated.set()
         with trio.move_on_after(seconds):
             while self._open:
                 self._quiet = trio.Event()
                 await self._quiet.wait()
         return not self._open
+
+    async def _hear_the_last(self) -> None:
+        with trio.move_on_after(FIRST_WORDS):
+            await trio.sleep(_LOOK)  # who was accepted has a task by now
+            while any(connection.is_fresh for connection in self._open):  # noqa: ASYNC110 - half a second at most
+                await trio.sleep(_LOOK)
 
     def abort_all(self) -> None:
         """Reset every connection that is left."""

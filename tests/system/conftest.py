@@ -135,6 +135,20 @@ def served(model_file, tmp_path_factory) -> Iterator[Served]:
 
 
 @pytest.fixture
+def own_tree(tmp_path) -> Iterator[Callable[..., Served]]:
+    """Start a tree of the test's own, with flags; it is stopped in order afterwards."""
+    running: list[Served] = []
+
+    def start(*flags: str) -> Served:
+        running.append(Served(tmp_path / "var", *flags).start())
+        return running[-1]
+
+    yield start
+    for served in running:
+        assert served.stop() == 0
+
+
+@pytest.fixture
 def good(served) -> Iterator[None]:
     """After the test, a good request must still give the golden text."""
     yield

@@ -5,6 +5,7 @@ import json
 import pytest
 import trio
 
+from actors.edge import server
 from actors.edge.turns import Patience
 from actors.protocol import ErrorBody, TextDelta, TurnFailed
 from actors.turn_errors import overloaded
@@ -14,6 +15,7 @@ from tests.actors.edge.harness import (
     ScriptedSession,
     chat,
     door,
+    read_all,
     reply_events,
     sse_events,
     trio_test,
@@ -280,6 +282,30 @@ async def test_stopping_lets_a_stream_end_and_takes_no_new_connection(tmp_path):
                 got += part
         assert sse_events(got)[-1] == "[DONE]"
         assert text_of(got) == GOLDEN
+
+
+@trio_test
+async def test_stopping_answers_who_was_accepted_before_it_and_asks_after(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "FIRST_WORDS", 30.0)
+        async with door(tmp_path) as d, trio.open_nursery() as nursery:
+            stream = await trio.open_tcp_stream("127.0.0.1", d.port)
+            await until(lambda: d.edge._server.connections == 1)
+            nursery.start_soon(d.tree.stop, "edge.0")
+            await until(d.edge._services.draining.is_set)
+            await stream.send_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await read_all(stream)).startswith(b"HTTP/1.1 200")
+
+
+@trio_test
+async def test_stopping_closes_who_was_accepted_and_says_nothing(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "FIRST_WORDS", 0.01)
+        async with door(tmp_path, drain_seconds=30.0) as d:
+            stream = await trio.open_tcp_stream("127.0.0.1", d.port)
+            await until(lambda: d.edge._server.connections == 1)
+            await d.tree.stop("edge.0")
+            assert await read_all(stream) == b""
 
 
 @trio_test
