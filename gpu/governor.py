@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STRETCH = 2.3
+STRETCH = 2.0
 """A step with a piece of a prompt in it may take this many times one without."""
 _SMALLEST = 4
 _FRESH = 0.2

@@ -16,7 +16,16 @@ from llvmlite import ir
 
 from gpu.blocks import BLOCK_SIZE
 from gpu.kernels import simd
-from gpu.kernels.header import ITEMS, POSITIONS, SCRATCH, SCRATCH_STRIDE, TABLES, TABLES_STRIDE, word
+from gpu.kernels.header import (
+    HEADS_IN_BLOCK,
+    ITEMS,
+    POSITIONS,
+    SCRATCH,
+    SCRATCH_STRIDE,
+    TABLES,
+    TABLES_STRIDE,
+    word,
+)
 from gpu.kernels.jit import ISA
 from gpu.kernels.rows import copy_floats, get_i32, get_i64, quantize
 from gpu.kernels.simd import F32, I32, I64, Value, constant, emitter, load, loop, splat, store, vector
@@ -24,9 +33,8 @@ from gpu.kernels.tiles import META_AT, Q_AT
 
 STEP = 64
 """Tokens between two looks at the running maximum."""
-QUERIES = 24
-"""Queries, of all heads of a group, that share a pass over keys and values; what the first-level cache
-holds."""
+QUERIES = 12
+"""Queries, of all heads of a group, that share a pass over keys and values: more would leave threads idle."""
 _LANES = 16 if ISA == "avx512vnni" else 8
 _VECTOR = vector(F32, _LANES)
 _VECTOR_BYTES = 4 * _LANES
@@ -211,6 +219,7 @@ def attention(args: int, chunk: int, thread: int) -> None:
     head = chunk % kv_heads
     sequence, first, rows = get_i32(item), get_i32(item + 4), get_i32(item + 8)
     start = get_i32(word(header, POSITIONS) + 4 * first)
+    heads_in_block = word(header, HEADS_IN_BLOCK)
     table = word(header, TABLES) + sequence * word(header, TABLES_STRIDE)
 
     count = rows * group
@@ -235,7 +244,7 @@ def attention(args: int, chunk: int, thread: int) -> None:
         blocks = (here + _BLOCK - 1) // _BLOCK
         for j in range(STEP // _BLOCK):
             block = get_i32(table + 4 * (at // _BLOCK + min(j, blocks - 1)))
-            place = layer + (block * kv_heads + head) * block_bytes
+            place = layer + (block * heads_in_block + head) * block_bytes
             _put_i64(places + 8 * j, place)
         for j in range(0, blocks, _ABREAST):
             _score(scores + 64 * j, q, width, places + 8 * j, _BLOCK * _HALF_BYTES, count)

@@ -40,6 +40,8 @@ PENALTY_COUNTS: Final = 23
 BIAS_STARTS: Final = 24
 BIAS_TOKENS: Final = 25
 BIAS_VALUES: Final = 26
+HEADS_IN_BLOCK: Final = 27
+"""Key heads of all layers: a block's keys and values lie together, so that a new one touches one place."""
 WORDS: Final = 32
 
 ONCE: Final = 0

@@ -122,6 +122,7 @@ class HostKernels:
         c = source.config
         scale = _LOG2_E / math.sqrt(c.head_dim)
         self._numbers = np.array([c.norm_eps, scale], np.float32)
+        self._header[h.HEADS_IN_BLOCK] = c.kv_heads * c.layers
         self._make_scratch()
         self._make_results()
         self._weight_bytes = 0
@@ -273,10 +274,9 @@ class HostKernels:
     def allocate_cache(self, blocks: int) -> None:
         """Zeroed lazily by the system: memory is used as blocks are."""
         self._cache = np.zeros(blocks * self.block_bytes, np.uint8)
-        self._layer_bytes = blocks * self.block_bytes // self.config.layers
 
     def _cache_of(self, layer: int) -> int:
-        return int(self._cache.ctypes.data) + layer * self._layer_bytes
+        return int(self._cache.ctypes.data) + layer * (self.block_bytes // self.config.layers)
 
     def record(self, forward: Callable[[], None]) -> HostProgram:
         """Bring the matrices into tiles if no earlier process did, and note what `forward` calls."""
@@ -374,15 +374,16 @@ def _check_shape(source: WeightSource) -> None:
 
 
 def _attention_tiles(sequences: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
-    """(sequence, first row, rows) of each tile."""
+    """(sequence, first row, rows) of each tile. Four rows are two tiles already: a few heads are hard to share out."""
     if int(sequences[:, 1].max()) == 1:
         count = np.arange(len(sequences), dtype=np.int32)
         return np.stack([count, sequences[:, 0], sequences[:, 1]], axis=1)
     return np.array(
         [
-            (i, first + at, min(rows, count - at))
+            (i, first + at, min(step, count - at))
             for i, (first, count, _) in enumerate(sequences.tolist())
-            for at in range(0, count, rows)
+            for step in (min(rows, max(2, (count + 1) // 2)),)
+            for at in range(0, count, step)
         ],
         np.int32,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpu.blocks import BLOCK_SIZE
 from gpu.kernels import simd
 from gpu.kernels.header import (
+    HEADS_IN_BLOCK,
     LOGIT_ROWS,
     POSITIONS,
     ROWS,
@@ -223,7 +224,7 @@ def qkv(args: int, chunk: int, thread: int) -> None:
 @inner
 def _place(args, header, part, head, row, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Norm, turn, and put where it belongs: one head of one row."""
-    kv_heads, width = get_i64(args + 40), get_i64(args + 48)
+    width = get_i64(args + 48)
     out, out_stride, layer = get_i64(args + 56), get_i64(args + 64), get_i64(args + 72)
     if part < 2:
         norm = get_i64(args + 104 + 8 * part)
@@ -236,7 +237,9 @@ def _place(args, header, part, head, row, value):  # type: ignore[no-untyped-def
         copy_floats(value, out + row * out_stride + head * width * 4, width)
         return
     slot = get_i32(word(header, SLOTS) + 4 * row)
-    block = layer + (slot // _BLOCK * kv_heads + head) * (2 * _BLOCK * width * _HALF_BYTES)
+    block = layer + (slot // _BLOCK * word(header, HEADS_IN_BLOCK) + head) * (
+        2 * _BLOCK * width * _HALF_BYTES
+    )
     if part == 1:
         keep_key(value, block + slot % _BLOCK * _HALF_BYTES, width)
     else:

@@ -284,17 +284,23 @@ def _for_any_count(make: Callable[[int], Emit]) -> Any:
 
     @emitter("iiiiiii")
     def tile(b: ir.IRBuilder, *args: Value) -> None:
-        count = args[5]
-        with b.if_else(b.icmp_signed("==", count, constant(I64, 1))) as (alone, together):
-            with alone:
-                make(1)(b, *args)
-            with together, b.if_else(b.icmp_signed("==", count, constant(I64, 2))) as (two, many):
-                with two:
-                    make(2)(b, *args)
-                with many:
-                    make(TOKENS)(b, *args)
+        _for_at_most(b, make, [n for n in (1, 2, 4) if n < TOKENS], args)
 
     return tile
+
+
+def _for_at_most(
+    b: ir.IRBuilder, make: Callable[[int], Emit], sizes: list[int], args: tuple[Value, ...]
+) -> None:
+    if not sizes:
+        make(TOKENS)(b, *args)
+        return
+    fits = b.icmp_signed("<=", args[5], constant(I64, sizes[0]))
+    with b.if_else(fits) as (few, many):
+        with few:
+            make(sizes[0])(b, *args)
+        with many:
+            _for_at_most(b, make, sizes[1:], args)
 
 
 FORMATS = {

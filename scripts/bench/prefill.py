@@ -82,19 +82,24 @@ def _theirs(other: Peer, beside: int, turn: int) -> float:
 
 
 def _stall(ours: Ours) -> Row:
-    """The neighbours' gaps while a prompt of 4,000 is computed, against the same without it: 99th percentiles."""
+    """The neighbours' gaps while a prompt of 4,000 is computed, against the same without it: 99th percentiles.
+
+    Without it means the same streams over the same steps of theirs: their contexts grow alike, and with them their gaps.
+    """
     ratios = []
     for turn in range(ROUNDS):
         streams = _neighbours(ours, NEIGHBOURS, 50 + turn)
-        began = streams[0].times[-1]
-        for _ in range(60):
-            ours.step()
-        calm = [gap for stream in streams for gap in stream.gaps(began, stream.times[-1])]
         began = streams[0].times[-1]
         long = ours.ask(prompt(LONGEST, 9000 + turn), 1)
         while not long.times:
             ours.step()
         busy = [gap for stream in streams for gap in stream.gaps(began, long.times[0])]
+        _stop(ours)
+        streams = _neighbours(ours, NEIGHBOURS, 50 + turn)
+        began = streams[0].times[-1]
+        for _ in range(len(busy) // NEIGHBOURS):
+            ours.step()
+        calm = [gap for stream in streams for gap in stream.gaps(began, stream.times[-1])]
         _stop(ours)
         ratios.append(float(np.percentile(busy, 99) / np.percentile(calm, 99)))
     name = f"p99 gap of {NEIGHBOURS} streams while {LONGEST} tokens are prefilled, over the same without"

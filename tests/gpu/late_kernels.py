@@ -35,7 +35,7 @@ def load_late(path: Path, **more) -> Engine:
         patch.setattr("gpu.engine.HostKernels", LateKernels)
         engine = Engine.load(path, **more)
     kernels, pool = engine.model.kernels, engine.pool
-    cache = kernels._cache.reshape(engine.model.config.layers, pool.total, -1)
+    cache = kernels._cache.reshape(pool.total, -1)
     allocate, release = pool.allocate, pool.release
 
     def allocate_when_quiet(count):
@@ -44,7 +44,7 @@ def load_late(path: Path, **more) -> Engine:
 
     def release_and_spoil(blocks):
         release(blocks)
-        cache[:, pool._free] = 0xFF
+        cache[pool._free] = 0xFF
 
     pool.allocate, pool.release = allocate_when_quiet, release_and_spoil
     return engine
