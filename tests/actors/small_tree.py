@@ -53,6 +53,7 @@ from gpu.sampling_params import SamplingParams
 from supervision.actor import Actor, Sender
 from supervision.errors import ActorDown, AskFailed
 from supervision.local import Client, LocalTree
+from tests.actors import virtual_time
 
 POLICY = """
 name = "canary"
@@ -73,7 +74,7 @@ def on_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]
             with trio.fail_after(3600):
                 await test(*args, **kwargs)
 
-        trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
+        virtual_time.run(bounded)
 
     return run
 

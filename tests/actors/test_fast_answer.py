@@ -6,7 +6,6 @@ import os
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.fast_answer import WRITE_EVERY, FastAnswer, FastAnswerSettings
 from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, ReadMetrics
@@ -16,6 +15,7 @@ from store.feedback import day_of, read_day
 from store.release import CATALOG, MANIFEST, POINTER
 from store.release_publish import activate, build, publish, rollback
 from supervision.local import LocalTree
+from tests.actors import virtual_time
 
 NAME = "fast_answer.0"
 QUESTION = "Which release is this?"
@@ -26,7 +26,7 @@ BY_WORDS = Logistic(SCHEMA, "words", ("request_words",), (-1.0,), 3.5)
 def on_virtual_time(test):
     @functools.wraps(test)
     def run(*args, **kwargs):
-        trio.run(functools.partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0.01))
+        virtual_time.run(functools.partial(test, *args, **kwargs))
 
     return run
 
