@@ -17,6 +17,7 @@ from typing import Any, Final
 import lmdb
 import msgspec
 from attrs import define, frozen
+from isal import isal_zlib
 
 from store.normalise import LONGEST_KEY, NORMALISER
 from store.recent import Recent
@@ -32,6 +33,7 @@ NODE_HEADER: Final = 8
 ENGINE: Final = 0
 """lmdb bundles two engines with incompatible files: which one wrote this."""
 
+_InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance
 _HEAD = struct.Struct(f"<BB{len(FEATURES)}d")
 _PLAIN, _PACKED, _ALIAS = 0, 1, 2
 _CACHED_ENTRIES = 4096
@@ -187,14 +189,14 @@ class Catalog:
         start = _HEAD.size + name_length
         answer = value[start:]
         if layout == _PACKED:
-            answer = zlib.decompressobj(-15, self._dictionary).decompress(answer)
+            answer = isal_zlib.decompressobj(-15, self._dictionary).decompress(answer)
         return Entry(value[_HEAD.size : start].decode(), tuple(features), answer.decode())
 
     def answers_its_probe(self) -> bool:
         """Look up the probe. Raises `CatalogError` when what is there cannot be read."""
         try:
             return self.find(self.about.probe.encode()) is not None
-        except (lmdb.Error, zlib.error, struct.error, UnicodeDecodeError) as error:
+        except (lmdb.Error, _InflateError, struct.error, UnicodeDecodeError) as error:
             raise CatalogError(f"the catalog cannot be read: {error}") from error
 
     def items(self) -> Iterator[tuple[bytes, Entry]]:

@@ -13,6 +13,7 @@ from actors.fast_answer import FastAnswer, FastAnswerSettings
 from supervision.actor import Actor
 from supervision.context import ActorContext
 from supervision.nng import open_mailbox
+from supervision.process import spare_the_collector
 from supervision.runtime import Runtime
 from supervision.tree import Member, Tree
 
@@ -42,7 +43,9 @@ async def living(actor: Actor, name: str, run_dir: Path) -> AsyncIterator[ActorC
 
 async def main(name: str, run_dir: Path, settings: FastAnswerSettings) -> None:
     """Run a replica; say when it is ready; end with the parent, whose end of stdin closes."""
-    async with living(FastAnswer(settings), name, run_dir):
+    actor = FastAnswer(settings)
+    spare_the_collector()  # as every actor's process does
+    async with living(actor, name, run_dir):
         print("ready", flush=True)
         await trio.to_thread.run_sync(sys.stdin.read)
 

@@ -226,11 +226,16 @@ def test_a_catalog_that_lost_its_probe_is_not_served(tmp_path):
         OpenRelease(directory, manifest)
 
 
-def test_an_entry_that_cannot_be_unpacked_is_not_served(tmp_path):
+PACKED_NONSENSE = b"\1" + bytes(33) + b"\xff" * 9
+"""A head that says deflate, no name, and bytes that are none."""
+
+
+@pytest.mark.parametrize("value", [b"\0", PACKED_NONSENSE])
+def test_an_entry_that_cannot_be_unpacked_is_not_served(tmp_path, value):
     directory = built(tmp_path, "v3")
     manifest, _ = read_manifest(directory)
     with written(directory / CATALOG) as transaction:
-        transaction.put(b"which release is this", b"\0")
+        transaction.put(b"which release is this", value)
     with pytest.raises(ReleaseError, match="cannot be read"):
         OpenRelease(directory, manifest)
 
