@@ -43,6 +43,7 @@ def _residue(world: World) -> Iterator[str]:
         if incarnation is None or not world.tree.tree.epoch(name):
             yield f"{name} is not up"
             continue
+        yield f"{name} is stopping" if incarnation.stopping else ""
         actor: Any = incarnation.actor
         context = world.tree.context(name)
         yield f"{name}: {len(context.pending)} answers owed" if len(context.pending) else ""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,6 +84,8 @@ class Incarnation:
     actor: Actor
     dead: bool = False
     """Killed: it may still run to its next checkpoint, but neither hub nor disk hears of it."""
+    stopping: bool = False
+    """It drains: it takes nothing new, and its successor is yet to come."""
 
 
 _CURRENT: ContextVar[Incarnation] = ContextVar("incarnation")
@@ -187,7 +188,11 @@ class World:
         incarnation = self.actors.get(name)
         if incarnation is not None and self._is_there(incarnation) and not name.startswith("edge"):
             self.note(f"STOP {name}")
-            self._nursery.start_soon(partial(self.tree.stop, name, grace=0.5))
+            self._nursery.start_soon(self._end, incarnation)
+
+    async def _end(self, incarnation: Incarnation) -> None:
+        incarnation.stopping = True
+        await self.tree.stop(incarnation.name, grace=0.5)
 
     def _is_there(self, incarnation: Incarnation) -> bool:
         member = self.tree.tree.members.get(incarnation.name)
