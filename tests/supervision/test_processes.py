@@ -60,6 +60,18 @@ class Supervisor:
     def actor(self, name: str) -> ActorStatus:
         return next(actor for actor in read_status(self.state) if actor.name == name)
 
+    def up_again(self, dead: ActorStatus) -> ActorStatus:
+        """Wait for the incarnation after this one; the status it was seen up in. One reading decides."""
+        seen = dead
+
+        def up() -> bool:
+            nonlocal seen
+            seen = self.actor(dead.name)
+            return seen.state == "up" and seen.epoch > dead.epoch
+
+        until(up)
+        return seen
+
     def end(self, *, signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> tuple[int, str]:
         for number in signals:
             self.process.send_signal(number)
@@ -121,12 +133,10 @@ def test_a_killed_actor_comes_back_with_a_higher_epoch_and_a_stopped_one_is_heal
     it.wait_ready()
     first = it.actor("a")
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: it.actor("a").state == "up" and it.actor("a").epoch > first.epoch)
-    second = it.actor("a")
+    second = it.up_again(first)
     assert (second.restarts, second.last_error) == (1, "killed by SIGKILL")
     os.kill(second.pid, signal.SIGSTOP)
-    until(lambda: it.actor("a").state == "up" and it.actor("a").epoch > second.epoch)
-    assert it.actor("a").last_error.startswith("no heartbeat for")
+    assert it.up_again(second).last_error.startswith("no heartbeat for")
     assert it.actor("b").restarts == 0
     assert not alive(second.pid)
     assert it.end()[0] == 0
@@ -201,18 +211,17 @@ def children_of(pid: int) -> set[int]:
 def test_children_of_one_kind_are_forked_from_one_template_and_a_dead_template_is_replaced(supervisor):
     it = supervisor(child("a"), child("b"))
     it.wait_ready()
-    actors = {it.actor("a").pid, it.actor("b").pid}
-    (template,) = children_of(it.process.pid) - actors
-    os.kill(it.actor("a").pid, signal.SIGKILL)
-    until(lambda: it.actor("a").state == "up" and it.actor("a").pid not in actors)
+    a, b = it.actor("a"), it.actor("b")
+    (template,) = children_of(it.process.pid) - {a.pid, b.pid}
+    os.kill(a.pid, signal.SIGKILL)
+    a = it.up_again(a)
     assert alive(template)
     os.kill(template, signal.SIGKILL)
     until(lambda: not alive(template))
-    assert all(alive(it.actor(name).pid) for name in "ab")
-    killed = it.actor("b").pid
-    os.kill(killed, signal.SIGKILL)
-    until(lambda: it.actor("b").state == "up" and it.actor("b").pid != killed)
-    assert it.actor("b").restarts <= 2
+    assert alive(a.pid)
+    assert alive(b.pid)
+    os.kill(b.pid, signal.SIGKILL)
+    assert it.up_again(b).restarts <= 2
     left = children_of(it.process.pid)
     assert len(left) == 3
     assert it.end() == (0, "")
