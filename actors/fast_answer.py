@@ -19,7 +19,6 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, le
 
 from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, Metrics, ReadMetrics
-from store.catalog import Entry
 from store.decision import inputs_of
 from store.decision_policy import Policy
 from store.feedback import SECONDS_A_DAY, DecisionRow, RowLog
@@ -32,7 +31,7 @@ log = logging.getLogger("antiphon.fast_answer")
 
 WRITE_EVERY = 0.5
 """Seconds between writes of decision rows: what a kill may cost the log, never a reply."""
-REMEMBERED, LONGEST_REMEMBERED = 2048, 256
+REMEMBERED, LONGEST_REMEMBERED = 4096, 256
 """Texts of a generation, and characters of one: the head of the traffic needs no second look."""
 RETRY_AFTER = 30.0
 """Seconds until a release that was refused is looked at again, if the pointer stays."""
@@ -60,29 +59,21 @@ class Outcome(NamedTuple):
     reason: str
     """"" is a hit."""
     entry: str = ""
-    answer: str = ""
+    packed: bytes = b""
+    """As in `Hit`."""
     score: float = 0.0
     propensity: float = 1.0
     arm: str = "policy"
     inputs: tuple[float, ...] = ()
+    found: bytes = b""
+    """The entry's answer, served or not."""
 
 
+_SENT = 6
+"""Fields of an outcome that its asker gets."""
 NO_RELEASE = Outcome("no_release")
 TOO_LONG = Outcome("too_long")
 MISS = Outcome("miss")
-
-
-@frozen
-class Candidate:
-    """An entry that was found for a text, and its score today."""
-
-    entry: Entry
-    inputs: tuple[float, ...]
-    score: float
-
-
-Known = Outcome | Candidate
-"""What is known of a text before its owner is: all, unless a coin may decide."""
 
 
 class FastAnswer(Actor):
@@ -99,7 +90,7 @@ class FastAnswer(Actor):
         self._seen: tuple[int, int] | None = None
         self._look_again = 0.0
         self._rows: RowLog | None = None
-        self._recent: Recent[str, Known] = Recent(REMEMBERED, LONGEST_REMEMBERED)
+        self._recent: Recent[str, Outcome] = Recent(REMEMBERED, LONGEST_REMEMBERED)
         self._today = 0
         self.counters: Counter[str] = Counter()
 
@@ -113,10 +104,11 @@ class FastAnswer(Actor):
         self.context.nursery.start_soon(self._follow)
 
     async def on_message(self, message: Any, sender: Sender) -> Any:
-        """Answer lookups. Nothing is awaited, so no lookup sees two releases."""
+        """Answer lookups. Nothing is awaited once they have begun, so no message sees two releases."""
         if isinstance(message, Lookup):
             return self._look_up(message, sender)
         if isinstance(message, LookupMany):
+            await trio.lowlevel.checkpoint()  # what the message before found goes out now, not with this
             return self._look_up_many(message)
         return self._metrics() if isinstance(message, ReadMetrics) else None
 
@@ -172,70 +164,77 @@ class FastAnswer(Actor):
     def _look_up(self, message: Lookup, sender: Sender) -> Hit | Declined:
         if sender.owner and sender.owner != message.owner:
             self.counters["mismatch"] += 1
-            return Declined(message.request_id, "mismatch")
+            return Declined(message.request_id, "mismatch", "", "", 0.0, 0.0, 1.0, "policy")
         (outcome,) = self._outcomes((message.request_id,), (message.owner,), (message.text,))
         release = self._release.version if self._release else ""
         threshold = self._policy.threshold
-        reason, entry, answer, score, propensity, arm, _ = outcome
+        reason, entry, packed, score, propensity, arm, _, _ = outcome
         if reason:
             return Declined(message.request_id, reason, release, entry, score, threshold, propensity, arm)
-        return Hit(message.request_id, release, entry, answer, score, threshold, propensity, arm)
+        return Hit(message.request_id, release, entry, packed, score, threshold, propensity, arm)
 
     def _look_up_many(self, message: LookupMany) -> LookedUp:
         outcomes = self._outcomes(message.request_ids, message.owners, message.texts)
         release = self._release.version if self._release else ""
         columns = list(zip(*outcomes, strict=True)) or [()] * len(Outcome._fields)
-        return LookedUp(release, self._policy.threshold, *columns[:-1])
+        return LookedUp(release, self._policy.threshold, *columns[:_SENT])
 
     def _outcomes(
         self, request_ids: Sequence[str], owners: Sequence[str], texts: Sequence[str]
     ) -> list[Outcome]:
-        """Decide every lookup of a batch, scoring at once all that were not scored before."""
+        """Decide every lookup of a batch."""
         now = time.time()
         if self._release is None:
             outcomes = [NO_RELEASE] * len(texts)
         else:
-            known = self._known(self._release, texts, int(now // SECONDS_A_DAY))
-            outcomes = [self._decided(one, owner) for one, owner in zip(known, owners, strict=True)]
-        self.counters.update([outcome[0] or "hit" for outcome in outcomes])
+            outcomes = self._judged(self._release, texts, int(now // SECONDS_A_DAY))
+            if self._policy.explore:
+                outcomes = [self._drawn(one, owner) for one, owner in zip(outcomes, owners, strict=True)]
+        self.counters.update([outcome[0] for outcome in outcomes])
         if self._rows is not None:
             self._log(self._rows, now, request_ids, owners, outcomes)
         return outcomes
 
-    def _known(self, release: OpenRelease, texts: Sequence[str], today: int) -> list[Known]:
-        """Return what is known of each text; what was asked lately is remembered, the rest scored at once."""
+    def _judged(self, release: OpenRelease, texts: Sequence[str], today: int) -> list[Outcome]:
+        """Decide each text by its score alone. What was asked lately is remembered, the rest scored at once."""
         if today != self._today:
             self._recent.clear()
             self._today = today
-        known, fresh = [], []
-        for at, text in enumerate(texts):
-            found = self._recent.get(text)
-            if found is None:
-                key = key_of(text)
-                entry = None if key is None else release.catalog.find(key)
-                found = TOO_LONG if key is None else MISS
-                if key is not None and entry is not None:
-                    fresh.append((at, entry, inputs_of(entry, text, key, today)))
-                else:
-                    self._recent.put(text, found)
-            known.append(found)
-        scores = release.scorer.score([inputs for _, _, inputs in fresh])
-        for (at, entry, inputs), score in zip(fresh, scores, strict=True):
-            candidate = Candidate(entry, inputs, score)
-            known[at] = candidate if self._policy.explore else self._decided(candidate, "")
-            self._recent.put(texts[at], known[at])
-        return known
+        recent = self._recent.get_many(texts)
+        fresh = [text for text, outcome in zip(texts, recent, strict=True) if outcome is None]
+        keys = [key_of(text) for text in fresh]
+        entries = release.catalog.find_many(keys)
+        rows = [
+            inputs_of(entry.features, text, key, today)
+            for text, key, entry in zip(fresh, keys, entries, strict=True)
+            if key and entry
+        ]
+        scored = zip(rows, release.scorer.score(rows), strict=True)
+        threshold = self._policy.threshold
+        made: list[Outcome] = []
+        for key, entry in zip(keys, entries, strict=True):
+            if entry is None:
+                made.append(MISS if key else TOO_LONG)
+                continue
+            inputs, score = next(scored)
+            reason, served = ("", entry.packed) if score >= threshold else ("below_threshold", b"")
+            made.append(Outcome(reason, entry.name, served, score, 1.0, "policy", inputs, entry.packed))
+        self._recent.put_many(zip(fresh, made, strict=True))
+        rest = iter(made)
+        return [outcome or next(rest) for outcome in recent]
 
-    def _decided(self, known: Known, owner: str) -> Outcome:
-        if isinstance(known, Outcome):
-            return known
-        entry, score = known.entry, known.score
-        decision = self._policy.decide(score, owner, entry.name)
+    def _drawn(self, outcome: Outcome, owner: str) -> Outcome:
+        """Decide a found entry again, for one owner: a coin may have the word."""
+        if not outcome.entry:
+            return outcome
+        decision = self._policy.decide(outcome.score, owner, outcome.entry)
         if decision.serve:
-            reason, answer = "", entry.answer
+            reason, served = "", outcome.found
         else:
-            reason, answer = "exploration" if decision.arm == "explore" else "below_threshold", ""
-        return Outcome(reason, entry.name, answer, score, decision.propensity, decision.arm, known.inputs)
+            reason, served = "exploration" if decision.arm == "explore" else "below_threshold", b""
+        return outcome._replace(
+            reason=reason, packed=served, propensity=decision.propensity, arm=decision.arm
+        )
 
     def _log(
         self,
@@ -263,7 +262,7 @@ class FastAnswer(Actor):
                     reason,
                     propensity,
                 )
-                for request_id, owner, (reason, entry, _, score, propensity, arm, inputs) in zip(
+                for request_id, owner, (reason, entry, _, score, propensity, arm, inputs, _) in zip(
                     request_ids, owners, outcomes, strict=True
                 )
             ]
@@ -287,7 +286,7 @@ class FastAnswer(Actor):
     def _metrics(self) -> Metrics:
         name = self.context.name
         lines = [
-            f'antiphon_fast_answer_total{{actor="{name}",outcome="{outcome}"}} {count}'
+            f'antiphon_fast_answer_total{{actor="{name}",outcome="{outcome or "hit"}"}} {count}'
             for outcome, count in sorted(self.counters.items())
         ]
         if self._release is not None:

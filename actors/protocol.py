@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 from attrs import frozen
 
 from gpu.sampling_params import SamplingParams
+from store.answer import unpack_answer
 from supervision.message import WhenFull, message
 
 # ------------------------------------------------------------------ values
@@ -664,7 +665,6 @@ class Lookup:
     request_id: str
     owner: str
     text: str
-    locale: str = ""
 
 
 @message(repeatable=True)
@@ -674,12 +674,18 @@ class Hit:
     request_id: str
     release: str
     entry: str
-    answer: str
+    packed: bytes
+    """As the catalog keeps it: who shows the answer unpacks it, not who finds a thousand others meanwhile."""
     score: float
     threshold: float
-    propensity: float = 1.0
-    arm: str = "policy"
+    propensity: float
+    arm: str
     """`policy`, or `explore` for an owner in the randomised slice."""
+
+    @property
+    def answer(self) -> str:
+        """The text. Raises `store.answer.DamagedAnswer` when it is damaged."""
+        return unpack_answer(self.packed)
 
 
 @message(repeatable=True)
@@ -688,12 +694,12 @@ class Declined:
 
     request_id: str
     reason: str
-    release: str = ""
-    entry: str = ""
-    score: float = 0.0
-    threshold: float = 0.0
-    propensity: float = 1.0
-    arm: str = "policy"
+    release: str
+    entry: str
+    score: float
+    threshold: float
+    propensity: float
+    arm: str
 
 
 @message(repeatable=True)
@@ -717,7 +723,8 @@ class LookedUp:
     threshold: float
     reasons: tuple[str, ...]
     entries: tuple[str, ...]
-    answers: tuple[str, ...]
+    packed: tuple[bytes, ...]
+    """As in `Hit`; empty where there is none."""
     scores: tuple[float, ...]
     propensities: tuple[float, ...]
     arms: tuple[str, ...]

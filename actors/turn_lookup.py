@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
 from zlib import crc32
 
 import trio
 
 from actors.protocol import Declined, Hit, Lookup, OpenTurn
 from actors.turn_host import Host
+from store.answer import DamagedAnswer
 from supervision.errors import AskFailed
 
 PROBE_WITHIN = 5.0
@@ -43,12 +45,21 @@ async def _ask(host: Host, replica: tuple[str, int], message: Lookup, within: fl
         host.counters["fast_answer_failures"] += 1
         breaker.failed(trio.current_time())
         return None
-    if not isinstance(reply, Hit | Declined) or reply.request_id != message.request_id:
+    if not _is_whole(reply, message.request_id):
         host.counters["bad_replies"] += 1
         breaker.failed(trio.current_time())
         return None
     breaker.succeeded()
     return reply
+
+
+def _is_whole(reply: object, request_id: str) -> TypeGuard[Hit | Declined]:
+    if not isinstance(reply, Hit | Declined) or reply.request_id != request_id:
+        return False
+    try:
+        return not isinstance(reply, Hit) or reply.answer != ""
+    except DamagedAnswer:
+        return False
 
 
 async def _probe(host: Host, replica: tuple[str, int], message: Lookup) -> None:

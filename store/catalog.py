@@ -1,43 +1,39 @@
 """The catalog: reviewed answers by normal form, in one read-only LMDB file that all processes share.
 
 A value holds the entry's features as fixed-width numbers, its name and its answer. Answers that would not
-leave room for a second value on the page are compressed with a dictionary the catalog carries, so that a
-page holds several. Records of the catalog itself have keys that begin with NUL, which no question has.
+leave room for a second value on the page are deflated, each by itself, so that a page holds several and who
+gets one can read it without the catalog. The catalog's own record has a key that begins with NUL, which no
+question has.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 import msgspec
-from attrs import define, frozen
-from isal import isal_zlib
+from attrs import define
 
-from store.normalise import LONGEST_KEY, NORMALISER
-from store.recent import Recent
+from store.answer import DamagedAnswer, pack_answer, unpack_answer
+from store.normalise import NORMALISER
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 FEATURES: Final = ("historical_uplift", "query_frequency", "answered_at", "feedback_volume")
 """In a value's order, float64 each. `answered_at` is in days since 1970."""
 ABOUT_KEY: Final = b"\0about"
-DICTIONARY_KEY: Final = b"\0dictionary"
 ROOMY_NODE: Final = 2038
 """Bytes of header, key and value of which two share a 4 KiB page; larger ones take pages of their own."""
 NODE_HEADER: Final = 8
 ENGINE: Final = 0
 """lmdb bundles two engines with incompatible files: which one wrote this."""
 
-_InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance
-_HEAD = struct.Struct(f"<BB{len(FEATURES)}d")
-_PLAIN, _PACKED, _ALIAS = 0, 1, 2
-_CACHED_ENTRIES = 4096
-"""Decoded entries kept at most: the head of the traffic, some 12 MB at 2.5 KB an answer."""
+_HEAD: Final = struct.Struct(f"<B{len(FEATURES)}d")
+"""The name's length, which is 0 for an alias, and the features. The name follows, then the packed answer."""
+_head_of = _HEAD.unpack_from
 
 
 class CatalogError(Exception):
@@ -57,40 +53,28 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key that must be found in it, looked up before it serves."""
 
 
-@frozen
-class Entry:
-    """A reviewed answer. `features` are in the order of `FEATURES`."""
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A reviewed answer. `features` are in the order of `FEATURES`, `packed` is for `unpack_answer`."""
 
     name: str
     features: tuple[float, ...]
-    answer: str
+    packed: bytes
+
+    @property
+    def answer(self) -> str:
+        """The answer's text. Raises `DamagedAnswer` when it is damaged."""
+        return unpack_answer(self.packed)
 
 
-class Packer:
-    """Lays entries out as values."""
-
-    def __init__(self, dictionary: bytes) -> None:
-        # Level 1: on answers of 2 KB with a dictionary, a tenth larger than level 6 and twice as fast.
-        self._primed = zlib.compressobj(1, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, dictionary)
-
-    def pack(self, key: bytes, entry: Entry) -> bytes:
-        """Return an entry's value, compressed if it would not share its page otherwise."""
-        answer = entry.answer.encode()
-        plain = _packed(_PLAIN, entry, answer)
-        if NODE_HEADER + len(key) + len(plain) <= ROOMY_NODE:
-            return plain
-        deflate = self._primed.copy()  # a third of the cost of taking the dictionary in again
-        return min(plain, _packed(_PACKED, entry, deflate.compress(answer) + deflate.flush()), key=len)
+def pack(key: bytes, name: str, features: tuple[float, ...], answer: str) -> bytes:
+    """Return an entry's value, with the answer deflated if it would not share its page otherwise."""
+    head = _HEAD.pack(len(name), *features) + name.encode()
+    return head + pack_answer(answer, ROOMY_NODE - NODE_HEADER - len(key) - len(head))
 
 
 def pack_alias(target: bytes) -> bytes:
     """Lay out the value of another phrasing: the key that has the entry."""
-    return bytes([_ALIAS]) + target
-
-
-def _packed(layout: int, entry: Entry, answer: bytes) -> bytes:
-    name = entry.name.encode()
-    return _HEAD.pack(layout, len(name), *entry.features) + name + answer
+    return b"\0" + target
 
 
 @define
@@ -145,13 +129,11 @@ class Catalog:
         self._file = _mapped(path)
         self._transaction: Any = self._file.environment.begin()
         self._get = self._transaction.get
-        self._decoded: Recent[bytes, Entry] = Recent(_CACHED_ENTRIES // 2, LONGEST_KEY)
         try:
             self.about = self._read_about(path)
         except CatalogError:
             self.close()
             raise
-        self._dictionary: bytes = self._get(DICTIONARY_KEY, b"")
 
     def _read_about(self, path: Path) -> About:
         try:
@@ -172,41 +154,39 @@ class Catalog:
 
     def find(self, key: bytes) -> Entry | None:
         """Return the entry of a key made by `key_of`, or None. Microseconds; waits for a page at most."""
-        entry = self._decoded.get(key)
-        if entry is not None:
-            return entry
         value = self._get(key)
         if value is None:
             return None
-        if value[0] == _ALIAS:
-            return self.find(value[1:])
-        entry = self._unpacked(value)
-        self._decoded.put(key, entry)
-        return entry
+        return _entry(value) if value[0] else self.find(value[1:])
 
-    def _unpacked(self, value: bytes) -> Entry:
-        layout, name_length, *features = _HEAD.unpack_from(value)
-        start = _HEAD.size + name_length
-        answer = value[start:]
-        if layout == _PACKED:
-            answer = isal_zlib.decompressobj(-15, self._dictionary).decompress(answer)
-        return Entry(value[_HEAD.size : start].decode(), tuple(features), answer.decode())
+    def find_many(self, keys: Sequence[bytes | None]) -> list[Entry | None]:
+        """Return what `find` returns for each key, and None for what is no key."""
+        get = self._get
+        values = [get(key) if key else None for key in keys]
+        return [value and (_entry(value) if value[0] else self.find(value[1:])) for value in values]
 
     def answers_its_probe(self) -> bool:
         """Look up the probe. Raises `CatalogError` when what is there cannot be read."""
         try:
-            return self.find(self.about.probe.encode()) is not None
-        except (lmdb.Error, _InflateError, struct.error, UnicodeDecodeError) as error:
+            entry = self.find(self.about.probe.encode())
+            answer = entry.answer if entry is not None else ""
+        except (lmdb.Error, struct.error, UnicodeDecodeError, DamagedAnswer) as error:
             raise CatalogError(f"the catalog cannot be read: {error}") from error
+        return bool(answer)
 
     def items(self) -> Iterator[tuple[bytes, Entry]]:
         """Yield every (key, entry) in key order, other phrasings too. For tools, not for serving."""
         for key, value in self._transaction.cursor():
             if not key.startswith(b"\0"):
-                target: bytes = self._get(value[1:]) if value[0] == _ALIAS else value
-                yield key, self._unpacked(target)
+                yield key, _entry(value if value[0] else self._get(value[1:]))
 
     def close(self) -> None:
         """Unmap the file. Nothing that was returned depends on it."""
         self._transaction.abort()
         _unmapped(self._file)
+
+
+def _entry(value: bytes) -> Entry:
+    head = _head_of(value)
+    start = _HEAD.size + head[0]
+    return Entry(value[_HEAD.size : start].decode(), head[1:], value[start:])

@@ -24,20 +24,16 @@ from attrs import field, frozen
 
 from store.catalog import (
     ABOUT_KEY,
-    DICTIONARY_KEY,
     ENGINE,
     FEATURES,
     SCHEMA,
     About,
-    Entry,
-    Packer,
+    pack,
     pack_alias,
 )
 from store.durable import flush
 from store.normalise import NORMALISER, key_of
 
-DICTIONARY_BYTES = 32768
-"""What deflate can look back on."""
 MAP_SIZE = 1 << 38
 """Address space to build in; the file is as long as its contents."""
 BATCH = 20_000
@@ -273,24 +269,22 @@ class CatalogBuilder:
         flush(target)
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
-        """Everything in the file, in key order: the catalog's own records first."""
+        """Everything in the file, in key order: the catalog's own record first."""
         keys = sorted(self._places)
         entries = sum(not place.target for place in self._places.values())
         probe = keys[len(keys) // 2].decode()
         about = About(SCHEMA, NORMALISER.digest, FEATURES, entries, len(keys), probe)
-        dictionary = self._dictionary(keys)
         yield ABOUT_KEY, msgspec.json.encode(about)
-        yield DICTIONARY_KEY, dictionary
-        yield from self._packed(keys, Packer(dictionary))
+        yield from self._packed(keys)
 
-    def _packed(self, keys: list[bytes], packer: Packer) -> Iterator[tuple[bytes, bytes]]:
+    def _packed(self, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Pack in threads, for compressing lets go of the interpreter; a few pieces ahead of who writes."""
         waiting: deque[Future[list[tuple[bytes, bytes]]]] = deque()
         with ThreadPoolExecutor(THREADS) as pool:
             for start in range(0, len(keys), PIECE):
                 self._progress(start, len(keys))
                 rows = [(key, self._row_of(key)) for key in keys[start : start + PIECE]]
-                waiting.append(pool.submit(_pack, packer, rows))
+                waiting.append(pool.submit(_pack, rows))
                 if len(waiting) > 2 * THREADS:
                     yield from waiting.popleft().result()
             while waiting:
@@ -301,13 +295,6 @@ class CatalogBuilder:
         """Read a key's row again; for another phrasing, the key that has it."""
         place = self._places[key]
         return place.target or self._source.read(place.where)
-
-    def _dictionary(self, keys: list[bytes]) -> bytes:
-        """Answers from all over the catalog, up to what deflate can look back on."""
-        chosen = keys[:: max(1, len(keys) // 256)]
-        answers = [self._source.read(self._places[key].where).answer.encode() for key in chosen]
-        share = max(64, DICTIONARY_BYTES // len(answers))
-        return b"".join(answer[:share] for answer in answers)[-DICTIONARY_BYTES:]
 
 
 def _fault(row: CatalogRow) -> str:
@@ -322,16 +309,13 @@ def _fault(row: CatalogRow) -> str:
     return "frequency and feedback cannot be negative" if min(row.frequency, row.feedback) < 0 else ""
 
 
-def _entry(key: bytes, row: CatalogRow) -> Entry:
+def _packed_row(key: bytes, row: CatalogRow) -> bytes:
     features = (row.uplift, float(row.frequency), float((row.answered_on - EPOCH).days), float(row.feedback))
-    return Entry(row.id or hashlib.sha256(key).hexdigest()[:12], features, row.answer)
+    return pack(key, row.id or hashlib.sha256(key).hexdigest()[:12], features, row.answer)
 
 
-def _pack(packer: Packer, rows: list[tuple[bytes, CatalogRow | bytes]]) -> list[tuple[bytes, bytes]]:
-    return [
-        (key, pack_alias(row) if isinstance(row, bytes) else packer.pack(key, _entry(key, row)))
-        for key, row in rows
-    ]
+def _pack(rows: list[tuple[bytes, CatalogRow | bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(key, pack_alias(row) if isinstance(row, bytes) else _packed_row(key, row)) for key, row in rows]
 
 
 def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -16,8 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from store.catalog import Entry
-
 SCHEMA: Final = 1
 INPUTS: Final = (
     "historical_uplift",
@@ -36,20 +34,20 @@ class DecisionError(Exception):
     """A decision model or threshold that cannot be used; the text says why."""
 
 
-def inputs_of(entry: Entry, text: str, key: bytes, today: int) -> tuple[float, ...]:
+def inputs_of(features: tuple[float, ...], text: str, key: bytes, today: int) -> tuple[float, ...]:
     """Return the inputs of one decision, in the order of `INPUTS`. `today` is in whole days since 1970.
 
-    Within a day they depend on the entry and the text alone.
+    `features` are the entry's. Within a day the inputs depend on the entry and the text alone.
     """
-    uplift, frequency, answered_at, feedback = entry.features
+    uplift, frequency, answered_at, feedback = features
     return (
         uplift,
         math.log1p(frequency),
-        max(0.0, today - answered_at),
+        today - answered_at if answered_at < today else 0.0,
         math.log1p(feedback),
-        float(len(text)),
-        float(key.count(b" ") + 1),
-        float(text.encode() == key),
+        len(text),
+        key.count(b" ") + 1,
+        1 if text.encode() == key else 0,
     )
 
 

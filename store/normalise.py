@@ -75,16 +75,9 @@ _ASCII_SPACES = dict.fromkeys(range(0x09, 0x0E), " ")
 
 def normalise(text: str) -> str:
     """Return the normal form of a text. Pure, total and idempotent; lone surrogates pass through."""
-    if text.isascii():
-        text = text.lower()
-        if not text.isprintable():
-            text = text.translate(_ASCII_SPACES)
-    else:
-        text = fold(text)
-    if "  " in text:
-        text = _spaces.sub(" ", text)
-    text = text.strip(" ")
-    return _without_stops(text) if text and text[-1] in STOPS else text
+    if not text.isascii():
+        return _trimmed(fold(text))
+    return _trimmed(text.lower() if text.isprintable() else text.lower().translate(_ASCII_SPACES))
 
 
 def key_of(text: str) -> bytes | None:
@@ -95,11 +88,27 @@ def key_of(text: str) -> bytes | None:
     """
     if len(text) > LONGEST_TEXT:
         return None
-    try:
-        key = normalise(text).encode()
-    except UnicodeEncodeError:
-        return None
-    return key if 0 < len(key) <= LONGEST_KEY and b"\0" not in key else None
+    if text.isascii() and text.isprintable():
+        key = _trimmed(text.lower()).encode()
+    else:
+        try:
+            key = normalise(text).encode()
+        except UnicodeEncodeError:
+            return None
+        if b"\0" in key:
+            return None
+    return key if 0 < len(key) <= LONGEST_KEY else None
+
+
+def _trimmed(text: str) -> str:
+    """Join white space, and drop what surrounds the question."""
+    if "  " in text:
+        text = _spaces.sub(" ", text)
+    text = text.strip(" ")
+    last = text[-1:]
+    if last == "?" and text[-2:-1].isalnum() and text[-2].isascii():
+        return text[:-1]  # by far the commonest end, and what the rest would come to
+    return _without_stops(text) if last and last in STOPS else text
 
 
 def fold(text: str) -> str:
@@ -166,8 +175,6 @@ def _without_stops(text: str) -> str:
     A last token without a letter or digit stays whole ("what is $?", "what is !"), and so do exclamation
     marks after anything but a spoken word ("what is 5!", "what does :q! do").
     """
-    if text[-1] == "?" and text[-2:-1].isascii() and text[-2:-1].isalnum():
-        return text[:-1]  # by far the commonest end, and what the rest would come to
     body = text.rstrip(STOPS)
     token = body[body.rfind(" ") + 1 :]
     if not _is_worded(token):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", str, bytes)
@@ -9,10 +10,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most twice `generation` values by text or key. Getting one keeps it for another generation.
+    """At most twice `generation` values by text or key, and what one call adds. Getting one keeps it longer.
 
     Two dictionaries, of which the older is dropped when the newer is full: as good as least-recently-used for
-    skewed traffic, and nothing is reordered on the way. Keys over `longest` are not kept.
+    skewed traffic, and nothing is reordered on the way. Values are true. Keys over `longest` are not kept.
     """
 
     def __init__(self, generation: int, longest: int) -> None:
@@ -24,20 +25,23 @@ class Recent(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def get(self, key: K) -> V | None:
-        """Return what is remembered of a key, or None."""
-        found = self._young.get(key)
-        if found is None and (found := self._old.pop(key, None)) is not None:
-            self.put(key, found)
-        return found
+    def get_many(self, keys: Sequence[K]) -> list[V | None]:
+        """Return what is remembered of each key, None where nothing is."""
+        young, old = self._young.get, self._old
+        return [young(key) or (self._kept(key) if key in old else None) for key in keys]
 
-    def put(self, key: K, value: V) -> None:
-        """Remember a value, unless the key is too long."""
-        if len(key) > self._longest:
-            return
+    def put_many(self, items: Iterable[tuple[K, V]]) -> None:
+        """Remember values, save those with too long a key."""
         if len(self._young) >= self._generation:
             self._old, self._young = self._young, {}
-        self._young[key] = value
+        longest = self._longest
+        self._young.update([item for item in items if len(item[0]) <= longest])
+
+    def _kept(self, key: K) -> V:
+        value = self._old[key]
+        if len(self._young) < self._generation:
+            self._young[key] = value
+        return value
 
     def clear(self) -> None:
         """Forget everything."""

@@ -206,7 +206,7 @@ class ActorContext(Context):
         slot = self._claim(envelope, None if envelope.kind == "stale" else envelope.sender_epoch)
         if slot is not None:
             failure = REFUSALS.get(envelope.kind, Refused)
-            slot.resolve(outcome.Error(failure(envelope.sender, str(envelope.body))))
+            slot.resolve(outcome.Error(failure(envelope.sender, wire.open_text(envelope.body))))
 
     def _claim(self, envelope: Envelope, epoch: int | None) -> Slot | None:
         slot = None

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    Body = Any
+else:
+    Body = msgspec.Raw
 
 
 class Role:
@@ -22,7 +29,7 @@ class Envelope(NamedTuple):
 
     `correlation` is 0 for a tell, else the asker's number for the ask, never used again in its
     incarnation. `budget_ms` is what is left of the ask's deadline, -1 for none. `body` is the message on
-    its way out, and the codec's plain data (maps, lists, scalars) on its way in, until it is wanted.
+    its way out, and still packed on its way in, until it is wanted.
     """
 
     role: int
@@ -35,4 +42,4 @@ class Envelope(NamedTuple):
     budget_ms: int
     owner: str
     trace: str
-    body: Any
+    body: Body

@@ -1,7 +1,9 @@
 """The real mailbox: an nng `Pull0` to be written to, a `Push0` towards each peer, through their descriptors.
 
 Sockets are tried without blocking and waited for on nng's pollable descriptors; pynng's own `asend` and
-`arecv` cost several times more, and a cancelled `asend` leaks its message. Each socket has one owner task.
+`arecv` cost several times more, and a cancelled `asend` leaks its message. They are tried through its library
+handle, for its `recv` and `send` raise when there is nothing to do, once for every message of a quiet actor.
+Each socket has one owner task.
 """
 
 from __future__ import annotations
@@ -10,16 +12,20 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pynng
 import trio
 from attrs import define, field
-from pynng import lib
+from pynng import ffi, lib
+from pynng.exceptions import check_err
 
 from supervision import wire
 from supervision.errors import SupervisionError
 from supervision.mailbox import Mailbox
 from supervision.outbox import CAPACITY, Outbox, OutboxClosed
+
+T = TypeVar("T")
 
 _POLL = 0.25
 """Seconds after which a socket is tried though its descriptor said nothing: nng can miss an edge."""
@@ -97,8 +103,7 @@ class NngMailbox(Mailbox):
     ) -> None:
         self.name = name
         self._run_dir = run_dir
-        self._pull = pull
-        self._pull_fd: int = pull.recv_fd
+        self._inlet = _Inlet(pull)
         self._nursery = nursery
         self._capacity = capacity
         self._peers: dict[str, _Peer] = {}
@@ -115,14 +120,10 @@ class NngMailbox(Mailbox):
     async def receive(self) -> bytes:
         """Return the next frame."""
         await trio.lowlevel.checkpoint()
-        while True:
-            try:
-                frame: bytes = self._pull.recv(block=False)
-            except pynng.TryAgain:
-                with trio.move_on_after(_POLL):
-                    await trio.lowlevel.wait_readable(self._pull_fd)
-            else:
-                return frame
+        while (frame := self._inlet.take()) is None:
+            with trio.move_on_after(_POLL):
+                await trio.lowlevel.wait_readable(self._inlet.descriptor)
+        return frame
 
     def forget(self, to: str) -> int:
         """Drop what is queued for `to` and close the socket towards it."""
@@ -144,22 +145,53 @@ class NngMailbox(Mailbox):
         with peer.scope, suppress(OutboxClosed), pynng.Push0() as push:
             push.reconnect_time_min, push.reconnect_time_max = least, most
             push.dial(address, block=False)
-            descriptor: int = push.send_fd
+            outlet = _Outlet(push)
             while True:
                 await peer.outbox.wait()
                 messages = peer.outbox.take()
                 peer.in_hand = len(messages)
-                await _send(push, descriptor, wire.frame(messages))
+                frame = wire.frame(messages)
+                while not outlet.give(frame):
+                    with trio.move_on_after(_POLL):
+                        await trio.lowlevel.wait_readable(outlet.descriptor)
                 peer.in_hand = 0
                 peer.sent.unpark_all()
 
 
-async def _send(push: pynng.Push0, descriptor: int, frame: bytes) -> None:
-    while True:
-        try:
-            push.send(frame, block=False)
-        except pynng.TryAgain:
-            with trio.move_on_after(_POLL):
-                await trio.lowlevel.wait_readable(descriptor)
-        else:
-            return
+class _Inlet:
+    """A socket's receiving side."""
+
+    def __init__(self, socket: pynng.Pull0) -> None:
+        self.descriptor: int = socket.recv_fd
+        self._socket = socket
+        self._data, self._size = ffi.new("char **"), ffi.new("size_t *")
+
+    def take(self) -> bytes | None:
+        """Return a frame that is here, or None. Raises as pynng does."""
+        data, size = self._data, self._size
+        error = lib.nng_recv(self._socket.socket, data, size, lib.NNG_FLAG_ALLOC | lib.NNG_FLAG_NONBLOCK)
+        if error:
+            return _again(error, None)
+        frame: bytes = ffi.unpack(data[0], size[0])
+        lib.nng_free(data[0], size[0])
+        return frame
+
+
+class _Outlet:
+    """A socket's sending side."""
+
+    def __init__(self, socket: pynng.Push0) -> None:
+        self.descriptor: int = socket.send_fd
+        self._socket = socket
+
+    def give(self, frame: bytes) -> bool:
+        """Hand a frame over; False: there is no room. Raises as pynng does."""
+        error = lib.nng_send(self._socket.socket, frame, len(frame), lib.NNG_FLAG_NONBLOCK)
+        return True if not error else _again(error, False)
+
+
+def _again(error: int, answer: T) -> T:
+    """Answer that a socket should be tried again, if that is all the error says."""
+    if error != lib.NNG_EAGAIN:
+        check_err(error)
+    return answer

@@ -2,8 +2,9 @@
 
 An envelope is a MessagePack array, its body a map by field name. A frame is an array of envelopes, so a
 frame is made by joining envelopes that were encoded, and measured, when they were sent. msgspec writes
-attrs classes as they are; reading goes through one cattrs converter that takes no unknown field and
-converts no type silently. Frames travel between processes of one installation, so there is no version.
+attrs classes as they are. A body stays packed until it is wanted; then msgspec reads classes that hold no
+other class, and one cattrs converter the rest. Neither takes an unknown field or converts a type silently.
+Frames travel between processes of one installation, so there is no version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import cattrs
 import msgspec
 from cattrs.errors import ForbiddenExtraKeysError
 
-from supervision.envelope import Envelope
+from supervision.envelope import Body, Envelope
 from supervision.errors import SupervisionError
 from supervision.message import REGISTRY
 
@@ -123,6 +124,7 @@ def make_converter() -> cattrs.Converter:
 CONVERTER = make_converter()
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=CONVERTER.unstructure)
 _DECODER = msgspec.msgpack.Decoder(list[Envelope])
+_PLAIN, _TEXT = msgspec.msgpack.Decoder(), msgspec.msgpack.Decoder(str)
 _HEAD = struct.Struct(">BH")
 
 
@@ -142,15 +144,15 @@ def frame(envelopes: Sequence[bytes]) -> bytes:
 
 
 def decode(data: bytes) -> list[Envelope]:
-    """Return a frame's envelopes, their bodies still plain data. Raises `MalformedFrame`."""
+    """Return a frame's envelopes, their bodies still packed. Raises `MalformedFrame`."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise MalformedFrame(str(error)) from error
 
 
-def open_body(kind: str, plain: Any) -> Any:
-    """Return the message of `kind` in an envelope's body; kind "" is no message, `None`.
+def open_body(kind: str, body: Body) -> Any:
+    """Return the message of `kind` in the packed body of an envelope; kind "" is no message, `None`.
 
     Raises `UnknownKind`, or `MalformedMessage` with the field's name.
     """
@@ -160,9 +162,17 @@ def open_body(kind: str, plain: Any) -> Any:
     if cls is None:
         raise UnknownKind(f"unknown kind {kind!r}")
     try:
-        return _hook(cls)(plain, cls)
+        return _reader(cls)(body)
     except _MISFITS as error:
         raise MalformedMessage(f"{kind}: {_explain(error)}") from error
+
+
+def open_text(body: Body) -> str:
+    """Return a packed body that is text: the reason of a refusal. Raises `MalformedMessage`."""
+    try:
+        return _TEXT.decode(body)
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"a reason that is no text: {error}") from error
 
 
 def structure(plain: Mapping[str, Any], cls: type) -> Any:
@@ -173,7 +183,14 @@ def structure(plain: Mapping[str, Any], cls: type) -> Any:
         raise ValueError(_explain(error)) from error
 
 
-_MISFITS = (ForbiddenExtraKeysError, KeyError, TypeError, AttributeError, ValueError)
+_MISFITS = (
+    ForbiddenExtraKeysError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
 
 
 def _explain(error: Exception) -> str:
@@ -186,3 +203,25 @@ def _explain(error: Exception) -> str:
 @cache
 def _hook(cls: type) -> Callable[[Any, Any], Any]:
     return CONVERTER.get_structure_hook(cls)
+
+
+@cache
+def _reader(cls: type) -> Callable[[Body], Any]:
+    """Return what makes a message of the class from a packed body. It raises one of `_MISFITS`."""
+    hook = _hook(cls)
+
+    def read_plainly(body: Body) -> Any:
+        return hook(_PLAIN.decode(body), cls)
+
+    fields = attrs.fields(cls)
+    if not _is_flat(cls) or any(field.default is not attrs.NOTHING for field in fields) or len(fields) > 15:
+        return read_plainly
+    decode: Callable[[Body], Any] = msgspec.msgpack.Decoder(cls).decode
+    head = 0x80 | len(fields)
+
+    def read(body: Body) -> Any:
+        # msgspec skips fields it does not know. With as many as are wanted, and none of those missing, no
+        # other is there. Where a field has a default, it could be.
+        return decode(body) if memoryview(body)[0] == head else read_plainly(body)
+
+    return read

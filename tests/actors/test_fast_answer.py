@@ -9,6 +9,7 @@ import trio
 
 from actors.fast_answer import WRITE_EVERY, FastAnswer, FastAnswerSettings
 from actors.protocol import Declined, Hit, LookedUp, Lookup, LookupMany, ReadMetrics
+from store.answer import pack_answer
 from store.catalog_build import CatalogBuilder, open_source
 from store.decision import ALWAYS, EVEN, INPUTS, SCHEMA, Logistic, Threshold
 from store.feedback import day_of, read_day
@@ -93,7 +94,7 @@ async def test_a_question_in_any_spelling_is_a_hit(root):
     async with LocalTree() as tree:
         await tree.start(NAME, replica(root))
         reply = await asked(tree.client("session.0"), "  which RELEASE is this??")
-        assert reply == Hit("r1", "v1", "e0", "v1", pytest.approx(1.0), 0.5, 1.0, "policy")
+        assert reply == Hit("r1", "v1", "e0", pack_answer("v1", 100), pytest.approx(1.0), 0.5, 1.0, "policy")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,9 @@ async def test_what_the_catalog_does_not_have_is_declined(root, text, reason):
     activate(root, release(root, "v1"))
     async with LocalTree() as tree:
         await tree.start(NAME, replica(root))
-        assert await asked(tree.client("session.0"), text) == Declined("r1", reason, "v1", threshold=0.5)
+        assert await asked(tree.client("session.0"), text) == Declined(
+            "r1", reason, "v1", "", 0.0, 0.5, 1.0, "policy"
+        )
 
 
 @on_virtual_time
@@ -146,7 +149,8 @@ async def test_many_lookups_are_answered_in_order_from_one_release(root):
         reply = await tree.client("session.0").ask(NAME, many, timeout=5)
         assert isinstance(reply, LookedUp)
         assert reply.reasons == ("", "miss", "too_long", "below_threshold", "")
-        assert reply.answers == ("short", "", "", "", "short")
+        short = pack_answer("short", 100)
+        assert reply.packed == (short, b"", b"", b"", short)
         assert (reply.release, reply.threshold) == ("v1", 0.5)
         alone = [await asked(tree.client(f"session.{i}"), text) for i, text in enumerate(texts, 1)]
         assert [a.score for a in alone] == list(reply.scores), "a score does not depend on the batch"
@@ -164,7 +168,7 @@ async def test_a_lookup_in_anothers_name_is_refused(root):
         await tree.start(NAME, replica(root))
         client = tree.client("session.0")
         reply = await client.ask(NAME, Lookup("r1", "acme", QUESTION), timeout=5, owner="other")
-        assert reply == Declined("r1", "mismatch")
+        assert reply == Declined("r1", "mismatch", "", "", 0.0, 0.0, 1.0, "policy")
 
 
 @on_virtual_time

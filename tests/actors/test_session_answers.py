@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.protocol import Declined, Hit, Lookup, ReadTurn, TextDelta, TurnDone, Usage
+from store.answer import pack_answer
 from supervision.actor import LATER, Actor, Sender
 from tests.actors.small_tree import Nothing, on_virtual_time, small_tree
 
@@ -34,10 +35,12 @@ class Catalog(Actor):
     async def _answer(self, message: Lookup, sender: Sender) -> None:
         await trio.sleep(self.delay)
         if message.text == "capital?":
-            hit = Hit(message.request_id, "2026-08", "france", self.answer, 0.9, 0.5)
+            packed = pack_answer(self.answer, 100)
+            hit = Hit(message.request_id, "2026-08", "france", packed, 0.9, 0.5, 1.0, "policy")
             await self.context.reply(sender, hit)
         else:
-            await self.context.reply(sender, Declined(message.request_id, "miss"))
+            miss = Declined(message.request_id, "miss", "2026-08", "", 0.0, 0.5, 1.0, "policy")
+            await self.context.reply(sender, miss)
 
 
 @on_virtual_time

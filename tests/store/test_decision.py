@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from store.catalog import Entry
 from store.decision import (
     ALWAYS,
     EVEN,
@@ -112,13 +111,13 @@ def test_no_rows_have_no_scores():
 
 
 def test_the_model_to_begin_with_serves_everything():
-    row = inputs_of(Entry("e", (-1.0, 0.0, 0.0, 0.0), "x"), "x", b"x", 20_000)
+    row = inputs_of((-1.0, 0.0, 0.0, 0.0), "x", b"x", 20_000)
     assert scores(ALWAYS, [row])[0] >= EVEN.threshold
 
 
 def test_inputs_are_what_their_names_say():
-    entry = Entry("e", (0.25, math.e - 1, 20000.0, 0.0), "An answer.")
-    made = dict(zip(INPUTS, inputs_of(entry, "What is  it?", b"what is it", 20010), strict=True))
+    features = (0.25, math.e - 1, 20000.0, 0.0)
+    made = dict(zip(INPUTS, inputs_of(features, "What is  it?", b"what is it", 20010), strict=True))
     assert made == {
         "historical_uplift": 0.25,
         "log_query_frequency": pytest.approx(1.0),

@@ -226,11 +226,12 @@ def test_a_catalog_that_lost_its_probe_is_not_served(tmp_path):
         OpenRelease(directory, manifest)
 
 
-PACKED_NONSENSE = b"\1" + bytes(33) + b"\xff" * 9
-"""A head that says deflate, no name, and bytes that are none."""
+NO_NAME = b"\1" + bytes(32) + b"\xff" * 9
+NO_ANSWER = b"\1" + bytes(32) + b"a" + b"\1" + b"\xff" * 9
+"""A head, a name, and what says it is deflated and is not."""
 
 
-@pytest.mark.parametrize("value", [b"\0", PACKED_NONSENSE])
+@pytest.mark.parametrize("value", [b"\0", b"\1", NO_NAME, NO_ANSWER])
 def test_an_entry_that_cannot_be_unpacked_is_not_served(tmp_path, value):
     directory = built(tmp_path, "v3")
     manifest, _ = read_manifest(directory)
