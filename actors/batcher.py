@@ -188,8 +188,9 @@ class Batcher(Actor):
                 return self._order(message, sender)
             case ReadMetrics():
                 running = min(len(self._generations), self._stats.batch)
-                lines = self._figures.lines(running, len(self._generations) - running)
-                owed = f'antiphon_witness_events_owed{{actor="{self.context.name}"}} {self._witnessing.owed}'
+                name = self.context.name
+                lines = self._figures.lines(name, running, len(self._generations) - running)
+                owed = f'antiphon_witness_events_owed{{actor="{name}"}} {self._witnessing.owed}'
                 return Metrics((*lines, owed))
         return None
 
@@ -311,7 +312,7 @@ class Batcher(Actor):
 
     def _take(self, output: StepOutput) -> None:
         self._stats = output.stats
-        self._figures.stepped(output.stats, output.outputs)
+        self._figures.stepped(output)
         moved: list[tuple[_Generation, SequenceOutput]] = []
         for one in output.outputs:
             running = self._generations.get(one.id)

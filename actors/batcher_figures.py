@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from attrs import define, field
 
-from gpu.sequence import SequenceOutput, StepStats
+from gpu.sequence import SequenceOutput, StepOutput, StepStats
 
 LATENCY = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 """Upper bounds in seconds."""
@@ -47,11 +47,10 @@ class Histogram:
 
 @define
 class Clocked:
-    """When a request arrived, gave its first token, and gave its last so far."""
+    """When a request arrived and gave its last token so far; 0 before there was one."""
 
     arrived: float
     prompt: str
-    started: float = 0.0
     last: float = 0.0
 
 
@@ -69,10 +68,14 @@ class Figures:
         """A request was taken."""
         self._requests[request_id] = Clocked(time.monotonic(), length_bucket(prompt_tokens))
 
-    def stepped(self, stats: StepStats, outputs: tuple[SequenceOutput, ...]) -> None:
+    def stepped(self, output: StepOutput) -> None:
         """A step has ended."""
         now = time.monotonic()
+        stats, outputs = output.stats, output.outputs
+        began = now - stats.forward_seconds - stats.sampling_seconds - stats.python_seconds
         self._stats = stats
+        for name in output.admitted:
+            self._left_the_queue(name, began)
         self._counters["prompt_tokens"] += stats.prefilled
         self._counters["generation_tokens"] += sum(len(output.tokens) for output in outputs)
         self._counters["num_preemptions"] += stats.preemptions
@@ -82,22 +85,25 @@ class Figures:
         self._observe("engine_step_forward_seconds", "all", stats.forward_seconds)
         self._observe("engine_step_sampling_seconds", "all", stats.sampling_seconds)
         self._observe("engine_step_python_seconds", "all", stats.python_seconds)
-        for output in outputs:
-            self._saw(output, now, stats.forward_seconds + stats.sampling_seconds + stats.python_seconds)
+        for one in outputs:
+            self._saw(one, now)
 
-    def _saw(self, output: SequenceOutput, now: float, step: float) -> None:
+    def _left_the_queue(self, name: str, began: float) -> None:
+        request = self._requests.get(name)
+        if request is not None:
+            waited = max(0.0, began - request.arrived)
+            self._observe("request_queue_time_seconds", request.prompt, waited)
+
+    def _saw(self, output: SequenceOutput, now: float) -> None:
         request = self._requests.get(output.id)
         if request is None:
             return
-        if not request.started:
-            request.started = now
-            self._observe("time_to_first_token_seconds", request.prompt, now - request.arrived)
-            self._observe(
-                "request_queue_time_seconds", request.prompt, max(0.0, now - request.arrived - step)
-            )
-        elif output.tokens:
-            self._observe("inter_token_latency_seconds", request.prompt, now - request.last)
-        request.last = now
+        if output.tokens:
+            since, name = request.last, "inter_token_latency_seconds"
+            if not since:
+                since, name = request.arrived, "time_to_first_token_seconds"
+            self._observe(name, request.prompt, now - since)
+            request.last = now
         if output.finish:
             del self._requests[output.id]
             self._observe("e2e_request_latency_seconds", request.prompt, now - request.arrived)
@@ -106,9 +112,9 @@ class Figures:
     def _observe(self, name: str, prompt: str, seconds: float) -> None:
         self._histograms.setdefault((name, prompt), Histogram()).observe(seconds)
 
-    def lines(self, running: int, waiting: int) -> tuple[str, ...]:
-        """Return every sample."""
-        model = f'model_name="{self._model}"'
+    def lines(self, actor: str, running: int, waiting: int) -> tuple[str, ...]:
+        """Return every sample. `actor` tells the batchers of one model apart."""
+        model = f'actor="{actor}",model_name="{self._model}"'
         stats = self._stats
         usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
         lines = [

@@ -142,7 +142,8 @@ class ScriptedEngine:
         """Run one iteration: one more token for each running request."""
         outputs, self._ended = self._ended, []
         batch = list(self._requests.values())[: self._max_batch]
-        prefilled = sum(len(running.request.prompt) for running in batch if not running.prefilled)
+        new = [running.request for running in batch if not running.prefilled]
+        prefilled = sum(len(request.prompt) for request in new)
         for running in batch:
             running.prefilled = True
             outputs.append(self._advance(running))
@@ -154,7 +155,7 @@ class ScriptedEngine:
             blocks_used=sum(map(_blocks, self._requests.values())),
             blocks_total=self.blocks_total,
         )
-        return StepOutput(tuple(outputs), stats)
+        return StepOutput(tuple(outputs), stats, tuple(request.id for request in new))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -178,7 +178,8 @@ class Engine:
         stats = self._stats(step, result, time.perf_counter() - began)
         self._start_ahead()
         outputs = [_output(one, result) for one in made] if result else []
-        return StepOutput((*ended, *outputs), stats)
+        admitted = tuple(sequence.request.id for sequence in step.plan.admitted)
+        return StepOutput((*ended, *outputs), stats, admitted)
 
     def close(self) -> None:
         """Stop the kernels' threads and give memory back. The engine is of no use afterwards."""

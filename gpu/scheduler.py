@@ -50,6 +50,8 @@ class Plan:
     pieces: list[Piece] = field(factory=list)
     preempted: list[Sequence] = field(factory=list)
     """Whose blocks were taken, though one may have got others in the same plan: it is among the pieces then."""
+    admitted: list[Sequence] = field(factory=list)
+    """Who left the queue for the first time."""
     queried: int = 0
     hits: int = 0
 
@@ -153,6 +155,7 @@ class Scheduler:
         sequence.registered = len(shared)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, len(sequence.request.prompt))
+            plan.admitted.append(sequence)
             plan.queried += len(sequence.request.prompt)
             plan.hits += sequence.cached_tokens
         return True

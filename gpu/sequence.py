@@ -84,6 +84,8 @@ class StepOutput:
 
     outputs: tuple[SequenceOutput, ...]
     stats: StepStats
+    admitted: tuple[str, ...] = ()
+    """Requests that left the queue with this step."""
 
 
 def cache_salt(owner: str, cache_key: str) -> bytes:

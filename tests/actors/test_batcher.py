@@ -249,6 +249,6 @@ async def test_figures_are_named_as_operators_know_them(tmp_path: Path) -> None:
             "antiphon_num_preemptions_total",
         ):
             assert name in names
-        labels = 'model_name="small",prompt_length="0-256"'
+        labels = 'actor="batcher.0",model_name="small",prompt_length="0-256"'
         assert f"antiphon_time_to_first_token_seconds_count{{{labels}}} 1" in metrics.lines
         assert f"antiphon_inter_token_latency_seconds_count{{{labels}}} {len(REPLY) - 1}" in metrics.lines

@@ -473,8 +473,8 @@ async def test_figures_say_that_no_check_was_skipped(tmp_path: Path) -> None:
         assert 'antiphon_session_turns_completed_total{actor="session.0"} 1' in metrics.lines
         assert 'antiphon_session_turns_open{actor="session.0"} 0' in metrics.lines
         batcher: Metrics = await small.edge.ask("batcher.0", ReadMetrics(), timeout=5)
-        assert 'antiphon_generation_tokens_total{model_name="small"} 12' in batcher.lines
-        assert 'antiphon_num_requests_running{model_name="small"} 0' in batcher.lines
+        assert 'antiphon_generation_tokens_total{actor="batcher.0",model_name="small"} 12' in batcher.lines
+        assert 'antiphon_num_requests_running{actor="batcher.0",model_name="small"} 0' in batcher.lines
 
 
 @on_virtual_time
