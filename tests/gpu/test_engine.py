@@ -99,6 +99,44 @@ def test_penalties_keep_count_over_the_reply(quiet):
     assert not set(ask(quiet, PROMPT, greedy(24, repetition_penalty=1e9)).tokens) & set(PROMPT)
 
 
+HOT = {"max_tokens": 24, "temperature": 50.0, "seed": 1, "ignore_eos": True}
+"""Nearly uniform: what is not cut away will be drawn."""
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}], ids=lambda cut: next(iter(cut))
+)
+def test_a_cut_to_the_likeliest_token_is_greedy_at_any_temperature(quiet, cut):
+    plain = ask(quiet, PROMPT, greedy(24)).tokens
+    assert ask(quiet, PROMPT, SamplingParams(**HOT)).tokens != plain
+    assert ask(quiet, PROMPT, SamplingParams(**HOT, **cut)).tokens == plain
+
+
+def test_top_k_keeps_as_many_as_it_says(quiet):
+    reply = ask(quiet, PROMPT, SamplingParams(**HOT, top_k=3, logprobs=4))
+    ranks = [
+        [token for token, _ in detail.top].index(token)
+        for token, detail in zip(reply.tokens, reply.logprobs, strict=True)
+    ]
+    assert set(ranks) == {0, 1, 2}
+
+
+def test_a_frequency_penalty_counts_what_was_said(quiet):
+    assert len(set(ask(quiet, PROMPT, greedy(24, frequency_penalty=1000.0)).tokens)) == 24
+
+
+def test_a_step_says_who_left_the_queue_and_says_it_once(tiny):
+    engine = load(tiny, max_batch=1)
+    for name in ("first", "second"):
+        engine.add(Request(name, PROMPT, greedy(2)))
+    admitted = []
+    while engine.has_work:
+        admitted.append(engine.step().admitted)
+    engine.close()
+    assert admitted[0] == ("first",)
+    assert [name for names in admitted for name in names] == ["first", "second"]
+
+
 def test_the_second_request_finds_the_first_one_s_prefix_and_another_owner_finds_nothing(quiet):
     first = ask(quiet, PROMPT, owner="ann")
     second = ask(quiet, PROMPT, owner="ann")
