@@ -35,8 +35,3 @@ class LookupBreakers:
             if leave == "probe":
                 probes.append(replica)
         return None, probes
-
-    @property
-    def opened(self) -> int:
-        """How often any of today's incarnations was given up."""
-        return sum(breaker.opened for breaker in self._breakers.values())

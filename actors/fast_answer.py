@@ -92,6 +92,8 @@ class FastAnswer(Actor):
         self._rows: RowLog | None = None
         self._recent: Recent[str, Outcome] = Recent(REMEMBERED, LONGEST_REMEMBERED)
         self._today = 0
+        self._decided: Counter[str] = Counter()
+        """Lookups by reason; "" is a hit."""
         self.counters: Counter[str] = Counter()
 
     async def on_start(self) -> None:
@@ -163,9 +165,10 @@ class FastAnswer(Actor):
 
     def _look_up(self, message: Lookup, sender: Sender) -> Hit | Declined:
         if sender.owner and sender.owner != message.owner:
-            self.counters["mismatch"] += 1
+            self._decided["mismatch"] += 1
             return Declined(message.request_id, "mismatch", "", "", 0.0, 0.0, 1.0, "policy")
-        (outcome,) = self._outcomes((message.request_id,), (message.owner,), (message.text,))
+        rows = None if message.is_probe else self._rows
+        (outcome,) = self._outcomes((message.request_id,), (message.owner,), (message.text,), rows)
         release = self._release.version if self._release else ""
         threshold = self._policy.threshold
         reason, entry, packed, score, propensity, arm, _, _ = outcome
@@ -174,15 +177,15 @@ class FastAnswer(Actor):
         return Hit(message.request_id, release, entry, packed, score, threshold, propensity, arm)
 
     def _look_up_many(self, message: LookupMany) -> LookedUp:
-        outcomes = self._outcomes(message.request_ids, message.owners, message.texts)
+        outcomes = self._outcomes(message.request_ids, message.owners, message.texts, self._rows)
         release = self._release.version if self._release else ""
         columns = list(zip(*outcomes, strict=True)) or [()] * len(Outcome._fields)
         return LookedUp(release, self._policy.threshold, *columns[:_SENT])
 
     def _outcomes(
-        self, request_ids: Sequence[str], owners: Sequence[str], texts: Sequence[str]
+        self, request_ids: Sequence[str], owners: Sequence[str], texts: Sequence[str], rows: RowLog | None
     ) -> list[Outcome]:
-        """Decide every lookup of a batch."""
+        """Decide every lookup of a batch, and log it."""
         now = time.time()
         if self._release is None:
             outcomes = [NO_RELEASE] * len(texts)
@@ -190,9 +193,9 @@ class FastAnswer(Actor):
             outcomes = self._judged(self._release, texts, int(now // SECONDS_A_DAY))
             if self._policy.explore:
                 outcomes = [self._drawn(one, owner) for one, owner in zip(outcomes, owners, strict=True)]
-        self.counters.update([outcome[0] for outcome in outcomes])
-        if self._rows is not None:
-            self._log(self._rows, now, request_ids, owners, outcomes)
+        self._decided.update([outcome[0] for outcome in outcomes])
+        if rows is not None:
+            self._log(rows, now, request_ids, owners, outcomes)
         return outcomes
 
     def _judged(self, release: OpenRelease, texts: Sequence[str], today: int) -> list[Outcome]:
@@ -286,8 +289,12 @@ class FastAnswer(Actor):
     def _metrics(self) -> Metrics:
         name = self.context.name
         lines = [
-            f'antiphon_fast_answer_total{{actor="{name}",outcome="{outcome or "hit"}"}} {count}'
-            for outcome, count in sorted(self.counters.items())
+            f'antiphon_fast_answer_lookups_total{{actor="{name}",outcome="{outcome or "hit"}"}} {count}'
+            for outcome, count in sorted(self._decided.items())
+        ]
+        lines += [
+            f'antiphon_fast_answer_{what}_total{{actor="{name}"}} {count}'
+            for what, count in sorted(self.counters.items())
         ]
         if self._release is not None:
             label = f'actor="{name}",release="{self._release.version}"'

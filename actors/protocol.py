@@ -665,6 +665,8 @@ class Lookup:
     request_id: str
     owner: str
     text: str
+    is_probe: bool
+    """Nobody waits for the reply, so it leaves no decision row."""
 
 
 @message(repeatable=True)

@@ -88,7 +88,8 @@ class Turn:
             opening.priority,
         )
         generation = Generation(self.host, job, self.admitted.batcher, self._reroute)
-        return Choice(self.host, self, text, generation, self.admitted.hit)
+        pace = self.host.settings.fast_answer_pace if opening.stream else 0.0
+        return Choice(self.host, self, text, generation, self.admitted.hit, pace)
 
     async def _reroute(self, avoid: tuple[str, ...]) -> str:
         admitted = self.admitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from attrs import define, evolve, frozen
@@ -32,6 +32,8 @@ from actors.turn_host import Host, Unavailable
 from actors.turn_lookup import look_up
 from actors.turn_safety import verdict
 from gpu.errors import BadRequest, TemplateError
+
+A = TypeVar("A")
 
 INLINE_CHARACTERS = 4096
 """A prompt up to here is tokenised in the event loop (a few milliseconds); a longer one in a thread."""
@@ -77,6 +79,10 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
     answers = _Answers()
     try:
         await _ask_all(host, opening, model, prompt, answers)
+        hit = await _usable(host, opening, text, answers.hit)
+        if hit is not None and _is_over_a_limit(answers.reserved):
+            answers.reserved = await _answer_of(_reserve(host, opening, model, 0))  # all that an answer uses
+        await trio.lowlevel.checkpoint_if_cancelled()  # whoever cancelled it does not want what it returns
     except BaseException:
         _release(host, opening)
         raise
@@ -88,22 +94,26 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
     routed, allow, reserved = answers.route, answers.allow, answers.reserved
     if not (isinstance(routed, Routed) and isinstance(allow, Allow) and isinstance(reserved, Reserved)):
         raise TypeError(f"admission of {opening.request_id} ended without its answers: {answers}")
-    hit, headers = answers.hit, reserved.headers
-    try:
-        if hit is not None and not await _is_short_enough(text, hit.answer, opening.params.max_tokens):
-            host.counters["fast_answers_too_long"] += 1
-            hit = None
-        await trio.lowlevel.checkpoint_if_cancelled()  # whoever cancelled it does not want what it returns
-    except BaseException:
-        _release(host, opening)
-        raise
+    headers = reserved.headers
     if hit is not None:
+        host.counters["fast_answers_served"] += 1
         headers = (*headers, ("x-antiphon-fast-answer", f"{hit.release}/{hit.entry}"))
     return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, hit)
 
 
+async def _usable(host: Host, opening: OpenTurn, text: ModelText, hit: Hit | None) -> Hit | None:
+    """Return the hit, unless the model could not have said it within the limit: it is served whole or not at all."""
+    if hit is None or await _is_short_enough(text, hit.answer, opening.params.max_tokens):
+        return hit
+    host.counters["fast_answers_too_long"] += 1
+    return None
+
+
+def _is_over_a_limit(reserved: Reserved | TurnError | None) -> bool:
+    return isinstance(reserved, TurnError) and reserved.error.status == 429
+
+
 async def _is_short_enough(text: ModelText, answer: str, max_tokens: int) -> bool:
-    """Whether the model could have said it within the limit: an answer is served whole or not at all."""
     if len(answer.encode()) <= max_tokens:
         return True  # a token is a byte at least
     if len(answer) <= INLINE_CHARACTERS:
@@ -113,18 +123,22 @@ async def _is_short_enough(text: ModelText, answer: str, max_tokens: int) -> boo
 
 async def _ask_all(host: Host, opening: OpenTurn, model: str, prompt: list[int], answers: _Answers) -> None:
     async def keep(name: str, question: Callable[[], Awaitable[object]]) -> None:
-        try:
-            answer: object = await question()
-        except TurnError as error:
-            answer = error
-        setattr(answers, name, answer)
+        setattr(answers, name, await _answer_of(question()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep, "route", lambda: _find_batcher(host, opening, model, prompt))
         nursery.start_soon(keep, "allow", lambda: _screen_input(host, opening))
         if opening.fast_answers:
             nursery.start_soon(keep, "hit", lambda: look_up(host, opening))
-        await keep("reserved", lambda: _reserve(host, opening, model, len(prompt)))  # first: it takes longest
+        tokens = len(prompt) + opening.params.max_tokens * opening.n
+        await keep("reserved", lambda: _reserve(host, opening, model, tokens))  # first: it takes longest
+
+
+async def _answer_of(question: Awaitable[A]) -> A | TurnError:
+    try:
+        return await question
+    except TurnError as error:
+        return error
 
 
 async def _tokenise(text: ModelText, messages: Sequence[ChatMessage]) -> list[int]:
@@ -205,8 +219,7 @@ async def _find_batcher(host: Host, opening: OpenTurn, model: str, prompt: Seque
         await host.context.pause(ROUTE_PAUSE)
 
 
-async def _reserve(host: Host, opening: OpenTurn, model: str, prompt_tokens: int) -> Reserved:
-    tokens = prompt_tokens + opening.params.max_tokens * opening.n
+async def _reserve(host: Host, opening: OpenTurn, model: str, tokens: int) -> Reserved:
     message = Reserve(opening.request_id, opening.owner, opening.key_id, model, tokens)
     reply: Reserved | LimitExceeded = await _ask(host, "limiter", message, (Reserved, LimitExceeded), opening)
     if isinstance(reply, LimitExceeded):

@@ -18,8 +18,8 @@ from actors.turn_safety import verdict
 from actors.turn_text import ChoiceText
 from store.journal_records import Chunk
 
-ANSWER_PIECE = 96
-"""Characters of a catalog's answer in one delta: it is there at once, but clients show text as it comes."""
+PIECES_A_SECOND = 10
+"""Deltas of a catalog's answer that is given at a pace."""
 
 
 class Out(Protocol):
@@ -33,13 +33,15 @@ class Choice:
     """Runs one generation, or hands on a catalog's answer, through stop strings and verdicts."""
 
     def __init__(
-        self, host: Host, out: Out, text: ChoiceText, generation: Generation, hit: Hit | None
+        self, host: Host, out: Out, text: ChoiceText, generation: Generation, hit: Hit | None, pace: float
     ) -> None:
+        """`pace` is in characters a second, for an answer of the catalog; 0 gives it at once."""
         self.text = text
         self.generation = generation
         self._host = host
         self._out = out
         self._hit = hit
+        self._pace = pace if hit is not None else 0.0
         self._inbox: deque[Chunk] = deque()
         self._bell = Bell()
         self._is_done = False
@@ -105,12 +107,27 @@ class Choice:
             await self._blocked(found)
             return
         delta = self.text.release(found)
-        pieces = [delta] if self._hit is None and delta else _pieces(delta)
+        if delta is not None and self._pace:
+            delta = await self._paced(delta, found)
+        events: list[TurnEvent] = [] if delta is None else [delta]
         if self.text.is_out:
             self._is_done = True
-            pieces = [*pieces, ChoiceDone(0, self.text.choice, self.text.finish)]
-        if pieces:
-            await self._out.emit(*pieces, verdict=found)
+            events.append(ChoiceDone(0, self.text.choice, self.text.finish))
+        if events:
+            await self._out.emit(*events, verdict=found)
+
+    async def _paced(self, delta: TextDelta, found: Allow) -> TextDelta:
+        """Give a delta out piece by piece, as one would read it; returns the last piece.
+
+        Cancellation: what went out is in the journal, and the rest goes out when the turn is taken up again.
+        """
+        piece = max(1, round(self._pace / PIECES_A_SECOND))
+        rest = delta
+        while len(rest.text) > piece:
+            first, rest = _cut(rest, piece)
+            await self._out.emit(first, verdict=found)
+            await trio.sleep(len(first.text) / self._pace)
+        return rest
 
     async def _blocked(self, block: Block) -> None:
         """End the choice; what stands before the offending text goes out if a checker allows it by itself."""
@@ -128,10 +145,8 @@ class Choice:
         await self._out.emit(ChoiceDone(0, self.text.choice, finish_reason))
 
 
-def _pieces(delta: TextDelta | None) -> list[TurnEvent]:
-    if delta is None:
-        return []
-    return [
-        TextDelta(0, delta.choice, delta.start + at, delta.text[at : at + ANSWER_PIECE])
-        for at in range(0, len(delta.text), ANSWER_PIECE)
-    ]
+def _cut(delta: TextDelta, at: int) -> tuple[TextDelta, TextDelta]:
+    return (
+        TextDelta(0, delta.choice, delta.start, delta.text[:at]),
+        TextDelta(0, delta.choice, delta.start + at, delta.text[at:]),
+    )

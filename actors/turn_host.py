@@ -41,6 +41,8 @@ class SessionSettings:
     """Bytes of events that may be on their way to a reader that has not said it consumed them."""
     fast_answer_within: float = 0.15
     """What a turn may lose to the catalog is 200 ms; the rest of it is the clock's and the scheduler's."""
+    fast_answer_pace: float = 0.0
+    """Characters a second of a catalog's answer that is streamed; 0 gives it at once."""
     ask_timeout: float = 2.0
     """One ask to limiter, router or books."""
     admission_patience: float = 5.0

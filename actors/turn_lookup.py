@@ -10,6 +10,7 @@ import trio
 from actors.protocol import Declined, Hit, Lookup, OpenTurn
 from actors.turn_host import Host
 from store.answer import DamagedAnswer
+from store.breaker import Breaker
 from supervision.errors import AskFailed
 
 PROBE_WITHIN = 5.0
@@ -19,13 +20,17 @@ PROBE_WITHIN = 5.0
 async def look_up(host: Host, opening: OpenTurn) -> Hit | None:
     """Return the catalog's answer to a first question, if there is one in time."""
     question = next((m.content for m in reversed(opening.messages) if m.role == "user"), "")
-    message = Lookup(opening.request_id, opening.owner, question)
     replica, probes = host.breakers.choose(_replicas(host, opening.request_id), trio.current_time())
     for probe in probes:
-        host.context.nursery.start_soon(_probe, host, probe, message)
+        message = Lookup(opening.request_id, opening.owner, question, is_probe=True)
+        host.context.nursery.start_soon(_ask, host, probe, message, PROBE_WITHIN)
     if replica is None:
+        host.counters["fast_answers_not_asked"] += 1
         return None
+    message = Lookup(opening.request_id, opening.owner, question, is_probe=False)
     reply = await _ask(host, replica, message, host.settings.fast_answer_within)
+    if reply is None:
+        host.counters["fast_answers_not_in_time"] += 1
     return reply if isinstance(reply, Hit) else None
 
 
@@ -42,15 +47,20 @@ async def _ask(host: Host, replica: tuple[str, int], message: Lookup, within: fl
     try:
         reply = await host.context.ask(name, message, timeout=within, to_epoch=epoch, owner=message.owner)
     except AskFailed:
-        host.counters["fast_answer_failures"] += 1
-        breaker.failed(trio.current_time())
+        _failed(host, breaker)
         return None
     if not _is_whole(reply, message.request_id):
         host.counters["bad_replies"] += 1
-        breaker.failed(trio.current_time())
+        _failed(host, breaker)
         return None
     breaker.succeeded()
     return reply
+
+
+def _failed(host: Host, breaker: Breaker) -> None:
+    before = breaker.opened
+    breaker.failed(trio.current_time())
+    host.counters["fast_answer_breakers_opened"] += breaker.opened - before
 
 
 def _is_whole(reply: object, request_id: str) -> TypeGuard[Hit | Declined]:
@@ -60,7 +70,3 @@ def _is_whole(reply: object, request_id: str) -> TypeGuard[Hit | Declined]:
         return not isinstance(reply, Hit) or reply.answer != ""
     except DamagedAnswer:
         return False
-
-
-async def _probe(host: Host, replica: tuple[str, int], message: Lookup) -> None:
-    await _ask(host, replica, message, PROBE_WITHIN)

@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +21,10 @@ from typing import Any
 from attrs import frozen
 
 from scripts import credentials
+from scripts.bench.real_tree import PATIENCE, real_tree, until
 from scripts.bench.report import Row
 from scripts.model import DEFAULT, models_directory
-from supervision.status import NotRunning, read_status
+from supervision.status import read_status
 
 COMMON, RARE = "What is Antiphon?", "Why do lighthouses turn?"
 """A question that the example catalog answers, and one that it does not."""
@@ -36,7 +35,6 @@ AFTER_A_STOP = 20
 """Requests of each kind while they are stopped, beyond the first."""
 FEW, ENOUGH = 4, 128
 """Tokens: to see a reply begin, and to have room for the catalog's answer."""
-PATIENCE = 120.0
 LIMIT_MS, HIT_MS, MISS_MS = 200.0, 10.0, 2.0
 
 
@@ -58,13 +56,16 @@ def rows() -> list[Row]:
     if not (models_directory() / DEFAULT.file_name).exists():
         note = "not run: the default model is not here (antiphon model fetch)"
         return [Row("first text of a hit over HTTP", None, "ms", HIT_MS, better="lower", note=note)]
-    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as directory, _tree(Path(directory)) as state:
+    with (
+        tempfile.TemporaryDirectory(prefix="antiphon-bench-") as directory,
+        real_tree(Path(directory)) as state,
+    ):
         return _report(_measure(state))
 
 
 def _measure(state: Path) -> Figures:
     door = Door(state)
-    _until(lambda: door.first_text(COMMON).entry != "", "the catalog answers")
+    until(lambda: door.first_text(COMMON).entry != "", "the catalog answers")
     for _ in range(3):
         door.first_text(RARE, fast_answers="off")
     hits, model = _taking_turns(
@@ -80,7 +81,7 @@ def _measure(state: Path) -> Figures:
             )
         later += with_it
         later_off += without
-        _until(lambda: door.first_text(COMMON).entry != "", "the catalog answers again")
+        until(lambda: door.first_text(COMMON).entry != "", "the catalog answers again")
     return Figures(hits, model, misses, off, first, later, later_off)
 
 
@@ -183,33 +184,6 @@ def _shows_something(line: bytes) -> bool:
 
 
 @contextmanager
-def _tree(base: Path) -> Iterator[Path]:
-    """Serve from a new state directory, with every default, until the block ends."""
-    state = base / "var"
-    command = [sys.executable, "-m", "scripts.cli", "serve", "--state", str(state), "--port", "0"]
-    with (base / "serve.log").open("wb") as log:
-        running = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        _until(lambda: running.poll() is not None or _is_up(state), "the tree is up")
-        if running.poll() is not None:
-            raise RuntimeError((base / "serve.log").read_text(encoding="utf-8"))
-        yield state
-    finally:
-        running.send_signal(signal.SIGTERM)
-        running.wait(PATIENCE)
-
-
-def _is_up(state: Path) -> bool:
-    try:
-        actors = read_status(state)
-    except NotRunning:
-        return False
-    return (
-        bool(actors) and all(actor.state == "up" for actor in actors) and credentials.path_of(state).exists()
-    )
-
-
-@contextmanager
 def _stopped(state: Path) -> Iterator[None]:
     """Stop every replica with SIGSTOP. The supervisor may kill and replace one before the block ends."""
     pids = [actor.pid for actor in read_status(state) if actor.name.startswith("fast_answer.")]
@@ -223,11 +197,3 @@ def _stopped(state: Path) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
             except ProcessLookupError:
                 continue  # the supervisor found it stuck and replaced it
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"waited {PATIENCE:.0f} s until {what}")
-        time.sleep(0.05)

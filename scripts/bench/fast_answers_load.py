@@ -115,7 +115,7 @@ def in_batches(texts: Sequence[str]) -> list[LookupMany]:
 
 def one_by_one(texts: Sequence[str]) -> list[Lookup]:
     """Return messages of one lookup."""
-    return [Lookup(str(number), "acme", text) for number, text in enumerate(texts)]
+    return [Lookup(str(number), "acme", text, is_probe=False) for number, text in enumerate(texts)]
 
 
 def ask_all(base: Path, messages: Sequence[LookupMany | Lookup], in_flight: int, number: int = 0) -> Asked:

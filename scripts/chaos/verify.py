@@ -69,6 +69,7 @@ def check_figures(metrics: str) -> list[Violation]:
         ("E", "antiphon_session_safety_check_skipped_total"),
         ("F", "antiphon_num_requests_running"),
         ("F", "antiphon_num_requests_waiting"),
+        ("F", "antiphon_kv_cache_usage_perc"),
         ("F", "antiphon_session_turns_open"),
     ):
         values = [

@@ -94,7 +94,7 @@ class Limiter(Actor):
 
     async def on_message(self, message: Any, sender: Sender) -> Any:
         match message:
-            case Reserve() if self.books.refusal is not None:
+            case Reserve() if self.books.refusal is not None and message.tokens > self.books.tokens_left:
                 return LimitExceeded(message.request_id, self.books.refusal)
             case Reserve():
                 self.books.reserved[message.request_id] = message.tokens
@@ -121,6 +121,8 @@ class Books:
         self.waived: set[str] = set()
         self.witnessed: dict[tuple[str, int], set[int]] = {}
         self.refusal: ErrorBody | None = None
+        self.tokens_left = -1
+        """Where there is a `refusal`: what may be reserved all the same."""
         self.max_open = 0
 
     def tokens_of(self, request_id: str) -> dict[int, int]:

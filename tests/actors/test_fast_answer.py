@@ -58,8 +58,8 @@ def replica(root, **settings):
     return FastAnswer(FastAnswerSettings(str(root), **settings))
 
 
-async def asked(client, text, owner="acme", request_id="r1"):
-    return await client.ask(NAME, Lookup(request_id, owner, text), timeout=5, owner=owner)
+async def asked(client, text, owner="acme", request_id="r1", *, is_probe=False):
+    return await client.ask(NAME, Lookup(request_id, owner, text, is_probe), timeout=5, owner=owner)
 
 
 async def until(holds, every=0.05):
@@ -167,7 +167,7 @@ async def test_a_lookup_in_anothers_name_is_refused(root):
     async with LocalTree() as tree:
         await tree.start(NAME, replica(root))
         client = tree.client("session.0")
-        reply = await client.ask(NAME, Lookup("r1", "acme", QUESTION), timeout=5, owner="other")
+        reply = await client.ask(NAME, Lookup("r1", "acme", QUESTION, False), timeout=5, owner="other")
         assert reply == Declined("r1", "mismatch", "", "", 0.0, 0.0, 1.0, "policy")
 
 
@@ -271,6 +271,7 @@ async def test_every_lookup_leaves_one_row_without_its_text(root, tmp_path):
         )
         await trio.sleep(2 * WRITE_EVERY)
         await asked(client, QUESTION, request_id="r3")
+        await asked(client, QUESTION, request_id="r3", is_probe=True)
         await tree.stop(NAME)
     (day,) = (path.name for path in (feedback / "decisions").iterdir())
     rows = list(read_day(feedback, "decisions", day))
@@ -305,6 +306,8 @@ async def test_its_figures_say_what_became_of_lookups(root):
         for text in (QUESTION, QUESTION, "nothing"):
             await asked(client, text)
         lines = (await client.ask(NAME, ReadMetrics(), timeout=5)).lines
-        assert 'antiphon_fast_answer_total{actor="fast_answer.0",outcome="hit"} 2' in lines
-        assert 'antiphon_fast_answer_total{actor="fast_answer.0",outcome="miss"} 1' in lines
+        assert 'antiphon_fast_answer_lookups_total{actor="fast_answer.0",outcome="hit"} 2' in lines
+        assert 'antiphon_fast_answer_lookups_total{actor="fast_answer.0",outcome="miss"} 1' in lines
+        assert 'antiphon_fast_answer_swaps_total{actor="fast_answer.0"} 1' in lines
+        assert sum("_lookups_total{" in line for line in lines) == 2
         assert 'antiphon_fast_answer_entries{actor="fast_answer.0",release="v1"} 3' in lines

@@ -5,9 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import trio
 
-from actors.protocol import Declined, Hit, Lookup, ReadTurn, TextDelta, TurnDone, Usage
+from actors.protocol import (
+    Declined,
+    ErrorBody,
+    Hit,
+    Lookup,
+    ReadMetrics,
+    ReadTurn,
+    TextDelta,
+    TurnDone,
+    Usage,
+)
 from store.answer import pack_answer
 from supervision.actor import LATER, Actor, Sender
 from tests.actors.small_tree import Nothing, on_virtual_time, small_tree
@@ -51,7 +62,7 @@ async def test_an_answer_of_the_catalog_streams_and_costs_no_tokens(tmp_path: Pa
         reading = await small.say("capital?", fast_answers=True)
         assert trio.current_time() - began < 0.3
         assert reading.text == ANSWER
-        assert len([e for e in reading.events if isinstance(e, TextDelta)]) > 2
+        assert len([e for e in reading.events if isinstance(e, TextDelta)]) == 1
         assert reading.headers["x-antiphon-fast-answer"] == "2026-08/france"
         assert reading.last == TurnDone(len(reading.events), Usage(0, 0), "2026-08/france")
         await trio.sleep(1)
@@ -63,6 +74,69 @@ async def test_an_answer_of_the_catalog_streams_and_costs_no_tokens(tmp_path: Pa
         record = await small.edge.ask("session.0", ReadTurn("turn-1", "acme"), timeout=5)
         assert (record.status, record.texts, record.usage) == ("completed", (ANSWER,), Usage(0, 0))
         assert record.fast_answer == "2026-08/france"
+
+
+@on_virtual_time
+async def test_an_answer_may_be_given_at_a_readable_pace(tmp_path: Path) -> None:
+    pace = 50.0
+    async with small_tree(tmp_path, fast_answer_pace=pace) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        began = trio.current_time()
+        reading = await small.say("capital?", fast_answers=True)
+        seconds = trio.current_time() - began
+        assert reading.text == ANSWER
+        deltas = [e.text for e in reading.events if isinstance(e, TextDelta)]
+        assert {len(text) for text in deltas[:-1]} == {5}
+        assert seconds == pytest.approx(len(ANSWER) / pace, abs=0.3)
+        began = trio.current_time()
+        await small.say("capital?", fast_answers=True, stream=False)
+        assert trio.current_time() - began < 0.3, "nobody watches a reply that is not streamed"
+
+
+@on_virtual_time
+async def test_an_answer_cut_off_by_a_kill_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, fast_answer_pace=50.0) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        reading = small.reader(small.opening("capital?", fast_answers=True))
+        await reading.open()
+        with trio.move_on_after(0.5):
+            await reading.finish()
+        assert 0 < len(reading.text) < len(ANSWER)
+        await small.restart("session.0")
+        await reading.finish()
+        assert reading.text == ANSWER
+
+
+@on_virtual_time
+async def test_a_hit_needs_no_tokens_of_an_owner_who_has_none_left(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        await small.tree.start("fast_answer.0", Catalog())
+        small.books.refusal = ErrorBody(429, "tokens", "limit 10", code="rate_limit_exceeded")
+        small.books.tokens_left = 10
+        reading = await small.say("capital?", fast_answers=True)
+        assert (reading.text, small.books.settled) == (ANSWER, {"turn-1": 0})
+        refused = await small.say("weather?", fast_answers=True)
+        assert refused.refused.error.status == 429
+        small.books.tokens_left = -1
+        refused = await small.say("capital?", fast_answers=True)
+        assert refused.refused.error.status == 429
+        assert small.books.reserved == {}
+
+
+@on_virtual_time
+async def test_the_figures_tell_served_from_late_and_not_asked(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        catalog = Catalog()
+        await small.tree.start("fast_answer.0", catalog)
+        await small.say("capital?", fast_answers=True)
+        await small.say("weather?", fast_answers=True)
+        catalog.delay = 1.0
+        await small.say("capital?", fast_answers=True)
+        await small.say("capital?", fast_answers=True)
+        found = (await small.edge.ask("session.0", ReadMetrics(), timeout=5)).lines
+        for name in ("served", "not_in_time", "not_asked"):
+            assert f'antiphon_session_fast_answers_{name}_total{{actor="session.0"}} 1' in found
+        assert 'antiphon_session_fast_answer_breakers_opened_total{actor="session.0"} 1' in found
 
 
 @on_virtual_time
