@@ -35,6 +35,7 @@ from actors.protocol import (
 )
 from actors.scripted_engine import ScriptedEngine
 from actors.turn_errors import INVALID, overloaded
+from gpu.blocks import BLOCK_SIZE
 from gpu.engine import Engine
 from gpu.engine_on_gpu import load_engine_on_gpu
 from gpu.errors import BadRequest, EngineFull, GpuFailed, GpuFull
@@ -161,8 +162,20 @@ class Batcher(Actor):
             sizes = {key: chosen[key] for key in ("max_batch", "max_waiting") if key in chosen}
             return ScriptedEngine(**sizes)
         if settings.engine == "cuda":
-            return load_engine_on_gpu(settings.model, **chosen)
-        return Engine.load(settings.model, threads=settings.threads or None, **chosen)
+            engine = load_engine_on_gpu(settings.model, **chosen)
+        else:
+            progress = _Progress(settings.name)
+            engine = Engine.load(
+                settings.model, threads=settings.threads or None, progress=progress, **chosen
+            )
+        log.info(
+            "%s: the KV pool has %d blocks of %d tokens, %.0f MiB",
+            settings.name,
+            engine.pool.total,
+            BLOCK_SIZE,
+            engine.kv_bytes / 2**20,
+        )
+        return engine
 
     # ------------------------------------------------------------------ life
 
@@ -381,6 +394,20 @@ class Batcher(Actor):
         waiting = min(stats.waiting, here)
         free = stats.blocks_total - stats.blocks_used
         return Load(self._settings.name, here - waiting, waiting, free, stats.blocks_total)
+
+
+@define
+class _Progress:
+    """Logs a long loading at every tenth of it."""
+
+    model: str
+    _tenths: int = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        tenths = 10 * done // total if total else 10
+        if tenths > self._tenths:
+            self._tenths = tenths
+            log.info("%s: loaded %d %% of %.0f MB", self.model, 10 * tenths, total / 1e6)
 
 
 def _count(running: _Generation) -> Count:

@@ -21,11 +21,12 @@ from gpu.llama import Llama
 from gpu.memory import available_bytes
 from gpu.scheduler import Piece, Plan, Scheduler
 from gpu.sequence import Request, Sequence, SequenceOutput, StepOutput, StepStats, TokenLogprob
+from gpu.warm_up import first_step
 from gpu.weights import open_weights
 
 MAX_BATCH, TOKEN_BUDGET, MAX_WAITING = 32, 256, 1024
 KV_SHARE = 0.25
-"""Of the memory that is available after loading, when nothing else is said."""
+"""Of the memory that is left after a first step, when nothing else is said."""
 
 
 @frozen
@@ -98,9 +99,8 @@ class Engine:
     ) -> Engine:
         """Load a GGUF file or a safetensors directory. Raises `ModelError`.
 
-        `kv_bytes` bounds the KV pool (default: a quarter of the memory that is left). `progress` is called
-        with
-        (bytes loaded, bytes in all).
+        `kv_bytes` bounds the KV pool (default: a quarter of the memory that is left when the model has run once,
+        its weights not counted). `progress` is called with (bytes loaded, bytes in all).
         """
         card, source = open_weights(path)
         kernels = HostKernels(
@@ -112,14 +112,19 @@ class Engine:
             threads=threads,
             progress=progress,
         )
+        kernels.allocate_cache(1)
+        model = Llama(source, kernels)
+        model.step(first_step())
         wanted = max_batch * -(-card.context_length // BLOCK_SIZE)
-        blocks = min(wanted, (kv_bytes or int(available_bytes() * KV_SHARE)) // kernels.block_bytes)
+        left = available_bytes() - kernels.weight_bytes  # mapped pages count as available, but must stay
+        blocks = min(wanted, (kv_bytes or int(left * KV_SHARE)) // kernels.block_bytes)
         if blocks < 1:
+            kernels.close()
             raise ModelError(
                 f"no memory for one KV block of {kernels.block_bytes} bytes; raise kv_bytes or free some memory"
             )
         kernels.allocate_cache(blocks)
-        model = Llama(source, kernels)
+        model.record()
         return cls(
             model,
             eos_ids=card.eos_ids,

@@ -15,11 +15,11 @@ from gpu.engine import Engine
 from gpu.kernels import Batch
 from gpu.kernels.cuda import CudaKernels, CudaMatrix, Limits, Loaded
 from gpu.kernels.cuda_device import Array, Device
-from gpu.kernels.cuda_load import first_step
 from gpu.llama import Llama
 from gpu.model_config import ModelConfig
 from gpu.sampling_params import SamplingParams
 from gpu.sequence import Request
+from gpu.warm_up import first_step
 
 EIGHT_B = ModelConfig("llama", 32, 4096, 14336, 32, 8, 128, 128256, 8192, 1e-5, 5e5, "halves")
 SMOLLM2 = ModelConfig(

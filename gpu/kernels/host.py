@@ -125,7 +125,8 @@ class HostKernels:
         self._header[h.HEADS_IN_BLOCK] = c.kv_heads * c.layers
         self._make_scratch()
         self._make_results()
-        self._weight_bytes = 0
+        self.weight_bytes = 0
+        """Of the matrices, mapped from their file."""
 
     def _make_scratch(self) -> None:
         c = self.config
@@ -280,9 +281,10 @@ class HostKernels:
 
     def record(self, forward: Callable[[], None]) -> HostProgram:
         """Bring the matrices into tiles if no earlier process did, and note what `forward` calls."""
-        path = cache_directory() / "tiles" / tile_file_name(self._path)
-        self._tiles = load_tiles(self._source, self._matrices, path, self._progress)
-        self._weight_bytes = sum(packed.tiles * packed.tile_bytes for packed in self._tiles.index.values())
+        if self._tiles is None:
+            path = cache_directory() / "tiles" / tile_file_name(self._path)
+            self._tiles = load_tiles(self._source, self._matrices, path, self._progress)
+        self.weight_bytes = sum(packed.tiles * packed.tile_bytes for packed in self._tiles.index.values())
         self._operations = []
         forward()
         count = len(self._operations)
@@ -323,7 +325,7 @@ class HostKernels:
             ran - began,
             ended - ran,
             ended - began,
-            self._weight_bytes + self._cache_bytes(batch),
+            self.weight_bytes + self._cache_bytes(batch),
         )
 
     def finish(self, pending: StepResult) -> StepResult:

@@ -8,6 +8,7 @@ from reference import reference_logprobs
 
 from gpu.engine import Engine
 from gpu.errors import BadRequest, EngineFull, ModelError
+from gpu.llama import Llama
 from gpu.sampling_params import SamplingParams
 from gpu.sequence import Request
 from gpu.weights import open_weights
@@ -123,6 +124,32 @@ def test_top_k_keeps_as_many_as_it_says(quiet):
 
 def test_a_frequency_penalty_counts_what_was_said(quiet):
     assert len(set(ask(quiet, PROMPT, greedy(24, frequency_penalty=1000.0)).tokens)) == 24
+
+
+def test_the_pool_is_a_quarter_of_what_the_first_step_left_less_the_weights(tiny, monkeypatch):
+    engine = load(tiny)
+    weights, block = engine.model.kernels.weight_bytes, engine.model.kernels.block_bytes
+    engine.close()
+    assert weights > 0
+    stepped = []
+    step = Llama.step
+    monkeypatch.setattr(Llama, "step", lambda model, batch: stepped.append(batch) or step(model, batch))
+
+    def left(blocks):
+        def available():
+            assert stepped, "nobody knows what a step needs before there was one"
+            return weights + 4 * blocks * block
+
+        return available
+
+    monkeypatch.setattr("gpu.engine.available_bytes", left(10))
+    engine = load(tiny, kv_bytes=None)
+    assert (engine.pool.total, engine.kv_bytes) == (10, 10 * block)
+    assert len(ask(engine, PROMPT, greedy(12)).tokens) == 12
+    engine.close()
+    monkeypatch.setattr("gpu.engine.available_bytes", left(0))
+    with pytest.raises(ModelError, match="no memory for one KV block"):
+        load(tiny, kv_bytes=None)
 
 
 def test_a_step_says_who_left_the_queue_and_says_it_once(tiny):
