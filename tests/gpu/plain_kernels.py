@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from attrs import define
 from numpy.typing import NDArray
+from reference import rotations
 
 from gpu.blocks import BLOCK_SIZE
 from gpu.kernels import MAX_TOP_LOGPROBS, Batch, StepResult, WeightSource
 from gpu.philox import uniform
-from gpu.rope import rope_tables
 
 Floats = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class PlainKernels:
     def __init__(self, source: WeightSource, context: int) -> None:
         self.source = source
         self.config = source.config
-        self.cos, self.sin = rope_tables(source, context)
+        self.cos, self.sin = rotations(source, context)
         self.operations: list[Callable[[Batch], None]] = []
         self.result = np.zeros((0, 0), np.float32)
 

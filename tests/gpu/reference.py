@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpu.rope import rope_tables
-
 
 def reference_logprobs(source, tokens):
     """Log-probabilities after each token, (tokens, vocab)."""
@@ -37,7 +35,7 @@ def reference_hidden(source, tokens):
     """What the head is multiplied with, (tokens, width)."""
     c = source.config
     n, group = len(tokens), c.heads // c.kv_heads
-    cos, sin = rope_tables(source, n)
+    cos, sin = rotations(source, n)
     x = source.floats("token_embd.weight")[list(tokens)]
     for layer in range(c.layers):
 
@@ -59,6 +57,42 @@ def reference_hidden(source, tokens):
         gate, up = h @ weight("ffn_gate.weight").T, h @ weight("ffn_up.weight").T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ weight("ffn_down.weight").T
     return _norm(x, source.floats("output_norm.weight"), c.norm_eps)
+
+
+def rotations(source, positions):
+    """Cosines and sines, (positions, head_dim / 2) each, by nothing of `gpu.rope`."""
+    c = source.config
+    frequencies = 1 / c.rope_base ** (np.arange(0, c.head_dim, 2) / c.head_dim)
+    if source.has("rope_freqs.weight"):
+        frequencies = frequencies / source.floats("rope_freqs.weight")
+    if c.rope_scaling:
+        s = c.rope_scaling
+        frequencies = llama_3_1(
+            frequencies, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_context
+        )
+    angles = np.arange(positions)[:, None] * frequencies
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def llama_3_1(frequencies, factor, low_freq_factor, high_freq_factor, original_context):
+    """Llama 3.1's published scaling, said in wavelengths as Meta's `apply_scaling` and transformers say it.
+
+    https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py
+    https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
+    """
+    longest_kept = original_context / high_freq_factor
+    shortest_divided = original_context / low_freq_factor
+    out = []
+    for frequency in frequencies:
+        wavelength = 2 * np.pi / frequency
+        if wavelength < longest_kept:
+            out.append(frequency)
+        elif wavelength > shortest_divided:
+            out.append(frequency / factor)
+        else:
+            smooth = (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+            out.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return np.array(out)
 
 
 def _attend(q, k, v):
