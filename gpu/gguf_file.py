@@ -86,7 +86,7 @@ def open_gguf(path: Path) -> GGUFFile:
         ) from error
     try:
         return _parse(path, data)
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
+    except (struct.error, LookupError, ArithmeticError, ValueError, TypeError) as error:
         raise ModelError(f"{path}: the GGUF header is damaged; fetch the file again") from error
 
 

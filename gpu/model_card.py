@@ -113,11 +113,29 @@ def hf_eos_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """The safetensors shards of a directory, in order of name. Raises `ModelError` when there are none."""
+    """The safetensors shards of a directory, in order of name. Raises `ModelError` when there are none.
+
+    `model.safetensors`, else those the index names, else all: a directory may hold the weights in another
+    layout besides.
+    """
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        return [path / name for name in sorted(set(_weight_map(index).values()))]
     shards = sorted(path.glob("*.safetensors"))
     if not shards:
         raise ModelError(f"{path}: no .safetensors file in it")
     return shards
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor → the shard it is in."""
+    try:
+        found: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{index}: not an index of safetensors ({error}); fetch the file again") from error
+    return found
 
 
 def card_of_directory(path: Path) -> ModelCard:

@@ -66,6 +66,16 @@ def test_damaged_lengths_are_refused_not_followed(tiny, tmp_path):
         open_gguf(bad)
 
 
+def test_a_field_of_no_known_kind_is_refused(tiny, tmp_path):
+    data, key = bytearray(tiny.read_bytes()), b"llama.context_length"
+    at = data.index(key) + len(key)
+    data[at : at + 4] = (99).to_bytes(4, "little")
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    with pytest.raises(ModelError, match="damaged"):
+        open_gguf(bad)
+
+
 def test_a_missing_file_and_a_text_file_are_refused(tmp_path):
     with pytest.raises(ModelError, match="cannot be read"):
         open_gguf(tmp_path / "none.gguf")
