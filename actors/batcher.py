@@ -64,6 +64,9 @@ _CHOSEN = ("max_batch", "max_waiting", "token_budget", "kv_bytes")
 class EngineFace(Protocol):
     """What a batcher needs of an engine."""
 
+    context_length: int
+    """Tokens a request may have: what the model was made for, or what its KV pool holds where that is less."""
+
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
@@ -175,6 +178,13 @@ class Batcher(Actor):
             BLOCK_SIZE,
             engine.kv_bytes / 2**20,
         )
+        if engine.context_length < engine.model.config.context_length:
+            log.warning(
+                "%s: requests have at most %d tokens, for which the pool has room; the model could take %d",
+                settings.name,
+                engine.context_length,
+                engine.model.config.context_length,
+            )
         return engine
 
     # ------------------------------------------------------------------ life
@@ -393,7 +403,8 @@ class Batcher(Actor):
         here = len(self._generations)
         waiting = min(stats.waiting, here)
         free = stats.blocks_total - stats.blocks_used
-        return Load(self._settings.name, here - waiting, waiting, free, stats.blocks_total)
+        room = self._engine.context_length
+        return Load(self._settings.name, here - waiting, waiting, free, stats.blocks_total, room)
 
 
 @define

@@ -135,7 +135,7 @@ class Ledger(Actor):
             case Waiver(request_id=request_id):
                 return Charged(request_id, 0)
             case _Refused(request_id=request_id, why=why):
-                log.error("charge refused", extra={"request_id": request_id, "why": why})
+                log.error("charge refused", extra={"fields": {"request_id": request_id, "why": why}})
                 self._books.note_conflict(request_id, why, now)
                 return Charged(request_id, 0)
             case events:

@@ -164,7 +164,7 @@ class Limiter(Actor):
     def _close(self, request_id: str, owner: str, used: int, sender: Sender | None) -> Any:
         held = self._meter.open.get(request_id)
         if held is not None and held.owner != owner:
-            log.error("reservation of another owner", extra={"request_id": request_id})
+            log.error("reservation of another owner", extra={"fields": {"request_id": request_id}})
             self._counts["foreign"] += 1
             return Settled(request_id, known=False)
         self._meter.settle(request_id, used, self._now())
@@ -231,7 +231,8 @@ class Limiter(Actor):
         held = self._meter.open.get(request_id)
         if held is None or request_id in live:
             return
-        log.warning("reservation nobody runs", extra={"request_id": request_id, "tokens": held.tokens})
+        facts = {"request_id": request_id, "tokens": held.tokens}
+        log.warning("reservation nobody runs", extra={"fields": facts})
         self._counts["swept"] += 1
         self._close(request_id, held.owner, 0, None)
 

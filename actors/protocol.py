@@ -495,6 +495,8 @@ class Routed:
     batcher: str
     model: str
     reason: str
+    context_length: int
+    """Tokens a request may have there; 0 is not known yet."""
 
 
 @message(repeatable=True)
@@ -514,6 +516,8 @@ class Load:
     waiting: int
     free_blocks: int
     total_blocks: int
+    context_length: int
+    """Tokens a request may have there."""
 
 
 # ------------------------------------------------------------------ session ↔ batcher

@@ -110,7 +110,9 @@ class Router(Actor):
             return Unroutable(route.request_id, no_batcher(model)), "all avoided" if up else "none up"
         batcher, reason = self._choose(route, able)
         self._note(route, batcher)
-        return Routed(route.request_id, batcher, model, reason), reason
+        return Routed(
+            route.request_id, batcher, model, reason, self._known[batcher].load.context_length
+        ), reason
 
     def _choose(self, route: Route, able: list[str]) -> tuple[str, str]:
         if len(able) == 1:
@@ -134,7 +136,7 @@ class Router(Actor):
     def _note(self, route: Route, batcher: str) -> None:
         known = self._known.get(batcher)
         if known is None:
-            empty = Load(self._model_of(batcher), 0, 0, 0, 0)
+            empty = Load(self._model_of(batcher), 0, 0, 0, 0, 0)
             known = _Known(self.context.tree.epoch(batcher), empty)
         self._known[batcher] = evolve(known, since=known.since + 1)
         if route.prefix:
@@ -147,7 +149,7 @@ class Router(Actor):
         self._decisions[reason] += 1
         batcher = answer.batcher if isinstance(answer, Routed) else ""
         facts = {"request_id": route.request_id, "model": route.model, "batcher": batcher, "reason": reason}
-        log.info("route", extra=facts)
+        log.info("route", extra={"fields": facts})
 
     def _metrics(self) -> tuple[str, ...]:
         decisions = [

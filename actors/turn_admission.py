@@ -75,10 +75,13 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
     if text is None:
         raise await _no_such_model(host, opening)
     prompt = await _tokenise(text, opening.messages)
-    opening = _fit(opening, len(prompt), text)
+    wanted, room = opening, host.rooms.get(model, text.context_length)
+    opening = _fit(wanted, len(prompt), text, room)
     answers = _Answers()
     try:
         await _ask_all(host, opening, model, prompt, answers)
+        if _learned_room(host, model, text, answers.route) < room:
+            opening = _fit(wanted, len(prompt), text, host.rooms[model])
         hit = await _usable(host, opening, text, answers.hit)
         if hit is not None and _is_over_a_limit(answers.reserved):
             answers.reserved = await _answer_of(_reserve(host, opening, model, 0))  # all that an answer uses
@@ -99,6 +102,13 @@ async def admit(host: Host, opening: OpenTurn) -> Admitted:
         host.counters["fast_answers_served"] += 1
         headers = (*headers, ("x-antiphon-fast-answer", f"{hit.release}/{hit.entry}"))
     return Admitted(opening, model, tuple(prompt), routed.batcher, allow, headers, hit)
+
+
+def _learned_room(host: Host, model: str, text: ModelText, route: Routed | TurnError | None) -> int:
+    """Return the tokens that a request may have where it was routed to, and remember them for the next one."""
+    if isinstance(route, Routed) and route.context_length:
+        host.rooms[model] = min(text.context_length, route.context_length)
+    return host.rooms.get(model, text.context_length)
 
 
 async def _usable(host: Host, opening: OpenTurn, text: ModelText, hit: Hit | None) -> Hit | None:
@@ -152,14 +162,14 @@ async def _tokenise(text: ModelText, messages: Sequence[ChatMessage]) -> list[in
         raise invalid(str(error), "messages") from error
 
 
-def _fit(opening: OpenTurn, prompt_tokens: int, text: ModelText) -> OpenTurn:
-    room, wanted = text.context_length - prompt_tokens, opening.params.max_tokens
+def _fit(opening: OpenTurn, prompt_tokens: int, text: ModelText, context_length: int) -> OpenTurn:
+    room, wanted = context_length - prompt_tokens, opening.params.max_tokens
     if max(wanted, 1) > room:
         asked = (
             f"{prompt_tokens} in the messages, {wanted} in the completion" if wanted else f"{prompt_tokens}"
         )
         raise invalid(
-            f"This model's maximum context length is {text.context_length} tokens. However, you requested"
+            f"This model's maximum context length is {context_length} tokens. However, you requested"
             f" {prompt_tokens + max(wanted, 1)} tokens ({asked}). Shorten the messages or the completion.",
             "messages",
             "context_length_exceeded",

@@ -85,6 +85,8 @@ class Host:
     models: Mapping[str, ModelText]
     breakers: LookupBreakers
     counters: Counter[str] = field(factory=Counter)
+    rooms: dict[str, int] = field(factory=dict)
+    """Tokens that a request may have, by model: as the batcher that was routed to last had room for."""
     quarantine: trio.Lock = field(factory=trio.Lock)
     """Held by the one generation that is under suspicion of killing batchers, until it gives a token."""
 

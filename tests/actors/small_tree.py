@@ -124,6 +124,8 @@ class Books:
         self.tokens_left = -1
         """Where there is a `refusal`: what may be reserved all the same."""
         self.max_open = 0
+        self.context_length = 0
+        """What the router says that the batcher has room for."""
 
     def tokens_of(self, request_id: str) -> dict[int, int]:
         """Positions charged for a request, by choice: the union, as the real books have it."""
@@ -159,6 +161,9 @@ class Ledger(Actor):
 class Router(Actor):
     Settings: ClassVar[type] = Nothing
 
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
     async def on_message(self, message: Any, sender: Sender) -> Any:
         if not isinstance(message, Route):
             return None
@@ -169,7 +174,7 @@ class Router(Actor):
         if not names:
             error = ErrorBody(503, "service_unavailable_error", "none up", code="server_is_overloaded")
             return Unroutable(message.request_id, error)
-        return Routed(message.request_id, names[0], "small", "only one")
+        return Routed(message.request_id, names[0], "small", "only one", self.books.context_length)
 
 
 CONTEXT_LENGTH = 2048
@@ -226,7 +231,7 @@ class SmallTree:
             case "ledger":
                 return Ledger(self.books)
             case "router":
-                return Router()
+                return Router(self.books)
             case "safety" | "safety_fallback":
                 return InlineSafety(SafetySettings(str(self.policy)))
             case "batcher":

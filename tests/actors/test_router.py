@@ -1,5 +1,6 @@
 """Where turns go: to the least loaded live batcher, or the one that has their beginning, and why."""
 
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.protocol import Load, Route, Routed, Unroutable
 from actors.router import Router, RouterSettings
 from supervision.local import LocalTree
+from supervision.log import JsonLines
 
 SETTINGS = RouterSettings(
     ("smol", "big"), aliases={"default": "smol", "gpt": "big"}, batchers={"batcher.9": "big"}
@@ -32,12 +34,16 @@ async def route(client, model="default", **facts):
     return await client.ask("router", Route("r", "acme", model, 10, **facts), timeout=5)
 
 
+def routed(batcher, reason):
+    return Routed("r", batcher, "smol", reason, 1600)
+
+
 async def loads(tree, **requests):
     """Bring up batchers that report so many running requests each; `b0=3` is batcher.0 with 3."""
     clients = {}
     for name, running in requests.items():
         client = clients[name] = tree.client(f"batcher.{name[1:]}")
-        await client.tell("router", Load("smol", running, 0, 100, 100))
+        await client.tell("router", Load("smol", running, 0, 100, 100, 1600))
     await wait_all_tasks_blocked()
     return clients
 
@@ -70,11 +76,7 @@ async def test_no_live_batcher_is_503(tree, client):
 @with_router
 async def test_an_alias_and_the_name_itself_are_the_same_model(tree, client):
     await loads(tree, b0=0)
-    assert (
-        await route(client, "default")
-        == await route(client, "smol")
-        == Routed("r", "batcher.0", "smol", "only")
-    )
+    assert await route(client, "default") == await route(client, "smol") == routed("batcher.0", "only")
 
 
 @with_router
@@ -102,10 +104,10 @@ async def test_a_batcher_that_has_said_nothing_yet_is_taken_as_idle(tree, client
 async def test_a_prefix_stays_where_it_is_until_that_batcher_is_much_fuller(tree, client):
     clients = await loads(tree, b0=0, b1=0)
     assert (await route(client, prefix="p")).batcher == "batcher.0"
-    await clients["b0"].tell("router", Load("smol", 4, 0, 100, 100))
+    await clients["b0"].tell("router", Load("smol", 4, 0, 100, 100, 1600))
     await wait_all_tasks_blocked()
-    assert await route(client, prefix="p") == Routed("r", "batcher.0", "smol", "prefix")
-    assert await route(client, prefix="p") == Routed("r", "batcher.1", "smol", "least loaded")
+    assert await route(client, prefix="p") == routed("batcher.0", "prefix")
+    assert await route(client, prefix="p") == routed("batcher.1", "least loaded")
 
 
 @with_router
@@ -115,10 +117,10 @@ async def test_each_conversation_stays_at_the_batcher_that_has_its_beginning(tre
     assert sorted(first.values()) == ["batcher.0", "batcher.1", "batcher.2", "batcher.3"]
     for running in (0, 1, 2):
         for name, batcher in clients.items():
-            await batcher.tell("router", Load("smol", running if name == "b2" else 0, 0, 100, 100))
+            await batcher.tell("router", Load("smol", running if name == "b2" else 0, 0, 100, 100, 1600))
         await wait_all_tasks_blocked()
         for prefix in "dbca":
-            assert await route(client, prefix=prefix) == Routed("r", first[prefix], "smol", "prefix")
+            assert await route(client, prefix=prefix) == routed(first[prefix], "prefix")
 
 
 @with_router
@@ -131,9 +133,9 @@ async def test_a_dead_batcher_s_conversations_go_elsewhere_and_the_others_stay(t
     moved = await route(client, prefix=lost)
     assert (moved.batcher != "batcher.1", moved.reason) == (True, "least loaded")
     for prefix in first.keys() - {lost}:
-        assert await route(client, prefix=prefix) == Routed("r", first[prefix], "smol", "prefix")
+        assert await route(client, prefix=prefix) == routed(first[prefix], "prefix")
     await loads(tree, b1=0)  # it comes back empty: what was there once draws nobody to it
-    assert await route(client, prefix=lost) == Routed("r", moved.batcher, "smol", "prefix")
+    assert await route(client, prefix=lost) == routed(moved.batcher, "prefix")
 
 
 @with_router
@@ -153,7 +155,7 @@ async def test_a_dead_batcher_s_load_and_prefixes_are_forgotten(tree, client):
     await wait_all_tasks_blocked()
     assert (await route(client, prefix="q")).batcher == "batcher.1"
     await loads(tree, b0=5)
-    assert await route(client, prefix="p") == Routed("r", "batcher.1", "smol", "least loaded")
+    assert await route(client, prefix="p") == routed("batcher.1", "least loaded")
 
 
 def test_every_decision_is_logged_with_its_reason(caplog):
@@ -165,10 +167,19 @@ def test_every_decision_is_logged_with_its_reason(caplog):
 
     with caplog.at_level(logging.INFO, "actors.router"):
         decide()
-    assert [(r.batcher, r.reason) for r in caplog.records if r.message == "route"] == [
+    lines = [json.loads(JsonLines("router", 1).format(record)) for record in caplog.records]
+    decisions = [line for line in lines if line["event"] == "route"]
+    assert [(line["batcher"], line["reason"]) for line in decisions] == [
         ("batcher.0", "only"),
         ("", "unknown model"),
     ]
+    assert [line["request_id"] for line in decisions] == ["r", "r"]
+
+
+@with_router
+async def test_a_batcher_that_has_not_reported_has_an_unknown_context(tree, client):
+    tree.client("batcher.0")
+    assert await route(client) == Routed("r", "batcher.0", "smol", "only", 0)
 
 
 @pytest.mark.parametrize(

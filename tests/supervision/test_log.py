@@ -1,11 +1,15 @@
+import ast
 import io
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
 from supervision import log
 from supervision.errors import CannotGoOn
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -26,6 +30,17 @@ def test_a_line_says_who_what_and_the_facts(lines):
     assert line["epoch"] == 7
     assert (line["event"], line["reason"], line["total"]) == ("dead letter", "late", 3)
     assert line["time"].endswith("Z")
+
+
+def test_no_caller_gives_facts_that_no_line_would_hold():
+    wrong = []
+    for room in ("actors", "gpu", "scripts", "store", "supervision"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.keyword) and node.arg == "extra":
+                    keys = [ast.literal_eval(key) for key in getattr(node.value, "keys", [])]
+                    wrong += [f"{path}:{node.value.lineno}"] if keys != ["fields"] else []
+    assert wrong == []
 
 
 def test_an_exception_is_logged_without_its_words(lines):
