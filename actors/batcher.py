@@ -165,27 +165,9 @@ class Batcher(Actor):
             sizes = {key: chosen[key] for key in ("max_batch", "max_waiting") if key in chosen}
             return ScriptedEngine(**sizes)
         if settings.engine == "cuda":
-            engine = load_engine_on_gpu(settings.model, **chosen)
-        else:
-            progress = _Progress(settings.name)
-            engine = Engine.load(
-                settings.model, threads=settings.threads or None, progress=progress, **chosen
-            )
-        log.info(
-            "%s: the KV pool has %d blocks of %d tokens, %.0f MiB",
-            settings.name,
-            engine.pool.total,
-            BLOCK_SIZE,
-            engine.kv_bytes / 2**20,
-        )
-        if engine.context_length < engine.model.config.context_length:
-            log.warning(
-                "%s: requests have at most %d tokens, for which the pool has room; the model could take %d",
-                settings.name,
-                engine.context_length,
-                engine.model.config.context_length,
-            )
-        return engine
+            return load_engine_on_gpu(settings.model, **chosen)
+        progress = _Progress(settings.name)
+        return Engine.load(settings.model, threads=settings.threads or None, progress=progress, **chosen)
 
     # ------------------------------------------------------------------ life
 
@@ -198,6 +180,8 @@ class Batcher(Actor):
             self._engine = await self._seat.load(self.make_engine, others_serve=others_serve)
         else:
             self._engine = await trio.to_thread.run_sync(self.make_engine)
+        if isinstance(self._engine, Engine):
+            _state_the_pool(self._settings.name, self._engine)
         context = self.context
         path = self._settings.outbox or context.state_dir / "journal" / f"{context.name}.sqlite"
         self._witnessing = Witnessing(WitnessOutbox(Path(path)), context)
@@ -405,6 +389,20 @@ class Batcher(Actor):
         free = stats.blocks_total - stats.blocks_used
         room = self._engine.context_length
         return Load(self._settings.name, here - waiting, waiting, free, stats.blocks_total, room)
+
+
+def _state_the_pool(model: str, engine: Engine) -> None:
+    size = engine.kv_bytes / 2**20
+    log.info(
+        "%s: the KV pool has %d blocks of %d tokens, %.0f MiB", model, engine.pool.total, BLOCK_SIZE, size
+    )
+    if engine.context_length < engine.model.config.context_length:
+        log.warning(
+            "%s: a request has at most %d tokens, for which the pool has room; the model could take %d",
+            model,
+            engine.context_length,
+            engine.model.config.context_length,
+        )
 
 
 @define

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.batcher import Batcher, BatcherSettings
+from actors.batcher import Batcher, BatcherSettings, _state_the_pool
 from scripts.model import DEFAULT, models_directory
 
 PREPARE = """
@@ -45,9 +45,11 @@ def test_a_prepared_actor_has_left_no_thread(actor):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_a_batcher_says_how_large_its_pool_is(caplog):
+def test_a_batcher_says_how_large_its_pool_is_and_what_fits(caplog):
     caplog.set_level("INFO")
     engine = Batcher(BatcherSettings(str(MODEL), "m", threads=1, kv_bytes=64 << 20)).make_engine()
+    _state_the_pool("m", engine)
     engine.close()
     blocks = (64 << 20) // engine.model.kernels.block_bytes
     assert f"m: the KV pool has {blocks} blocks of 16 tokens, 6" in caplog.text
+    assert f"a request has at most {16 * blocks} tokens" in caplog.text
