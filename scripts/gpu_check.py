@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import field, frozen
 from rich.console import Console
 
 from gpu.cache import cache_directory
@@ -25,19 +31,52 @@ from gpu.llama import Llama
 from scripts.bench import report
 from scripts.bench.report import Row
 from scripts.gpu_golden import golden_rows
+from scripts.gpu_invariance import made_up_rows
 from scripts.gpu_limits import Limits as CardLimits
-from scripts.gpu_limits import measure_limits
-from scripts.gpu_peers import transformers_rate
-from scripts.gpu_speed import EIGHT_B, SMOLLM2, decoding_step, make_up, measure, prefill_step, time_outside
+from scripts.gpu_limits import measure_bandwidth, measure_matrix_rate
+from scripts.gpu_peers import TransformersPeer, most_sequences
+from scripts.gpu_speed import (
+    EIGHT_B,
+    SMOLLM2,
+    Speed,
+    decoding_step,
+    make_up,
+    measure,
+    prefill_step,
+    time_outside,
+)
 
 ROOT = Path(__file__).parents[1]
-DECODES = ((1, 512), (1, 8192), (8, 512), (8, 4096), (64, 512), (64, 2048), (256, 512), (256, 2048))
+Case = tuple[int, int]
 """Sequences at once, and how long each is."""
+DECODES: tuple[Case, ...] = (
+    *((1, 512), (1, 8192), (8, 512), (8, 4096)),
+    *((64, 512), (64, 2048), (256, 512), (256, 2048)),
+)
 PREFILL_TOKENS = 4096
 CACHE_BLOCKS = 16384
 TILE = 1 << 25
-SECONDS_A_PART = 110
-"""Two such parts, and two minutes of measuring, stay under six minutes."""
+SECONDS = 350
+"""For everything. Of it 100 at most for the kernel tests and 100 for the memory checker, which are stopped then; about
+20 for the limits and the two small models' histories, 40 for the large shape, and what is left for the peer, who comes
+last and is left out where it would not be."""
+SECONDS_A_PART = 100
+SECONDS_A_CASE = 5
+"""Of ours at most: a case is not begun with less left."""
+SECONDS_A_PEER = 20
+"""To make the peer's model, or to run one case of it."""
+
+
+@frozen
+class Clock:
+    """What is left of `seconds`."""
+
+    seconds: float = SECONDS
+    began: float = field(factory=time.monotonic)
+
+    def left(self) -> float:
+        """In seconds; below 0 when they are over."""
+        return self.began + self.seconds - time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,25 +90,49 @@ def main(arguments: list[str] | None = None) -> int:
     except EngineError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
-    rows = _all_rows(device, cupy)
-    body = json.loads(report.as_json(rows)) | {"gpu": _describe(cupy)}
-    options.json.write_text(json.dumps(body, indent=2) + "\n")
+    gpu = _describe(cupy)
+    rows: list[Row] = []
+    for part in _parts(device, cupy, Clock()):
+        rows += part
+        # After every part: what ends this process costs the rest of the report, and no more.
+        _write(options.json, rows, gpu | {"finished": False})
+        _give_back(device)
+    _write(options.json, rows, gpu | {"finished": True})
     report.print_table(rows, Console())
     failed = any(row.value is None and row.note.startswith("failed") for row in rows)
     return int(failed or report.exit_code(rows))
 
 
-def _all_rows(device: CupyDevice, cupy: Any) -> list[Row]:
-    rows = _part("kernel tests", _kernel_tests) + _part("memory checker", _sanitizer)
-    with device.active():
-        limits = measure_limits(cupy)
-    rows += [
-        Row("copy bandwidth", limits.bandwidth / 1e9, "GB/s"),
-        Row("matrix rate, 16 bits", limits.matrix_rate / 1e12, "TFLOP/s"),
-    ]
-    rows += _part("8B-shaped", lambda: _eight_b(device, limits))
-    rows += _part("SmolLM2-shaped", lambda: _host_time(device))
-    return rows + _part("golden text", lambda: golden_rows(device))
+def _write(path: Path, rows: list[Row], gpu: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(report.as_json(rows)) | {"gpu": gpu}, indent=2) + "\n")
+
+
+def _give_back(device: CupyDevice) -> None:
+    """What a part left, a failed one too, goes back to the card: PyTorch cannot use what CuPy keeps, nor CuPy the other's."""
+    gc.collect()
+    device.close()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with contextlib.suppress(RuntimeError):  # from a card that failed
+            torch.cuda.empty_cache()
+
+
+def _parts(device: CupyDevice, cupy: Any, clock: Clock) -> Iterator[list[Row]]:
+    """One list of rows after the other. What is ours comes before the peer, who takes most of the card."""
+    compared = _comparisons(device.memory()[1])
+    yield _part("kernel tests", _kernel_tests)
+    yield _part("memory checker", _sanitizer)
+    bandwidth = _limit(device, "copy bandwidth", "GB/s", 1e9, lambda: measure_bandwidth(cupy))
+    yield [bandwidth]
+    matrix_rate = _limit(device, "matrix rate, 16 bits", "TFLOP/s", 1e12, lambda: measure_matrix_rate(cupy))
+    yield [matrix_rate]
+    limits = CardLimits(_times(bandwidth.value, 1e9), _times(matrix_rate.value, 1e12))
+    yield _part("made-up model", lambda: made_up_rows(device))
+    yield _part("golden text", lambda: golden_rows(device))
+    yield _part("SmolLM2-shaped", lambda: _host_time(device))
+    rates: dict[Case, float] = {}
+    yield _part("8B-shaped", lambda: _eight_b(device, limits, compared, rates, clock))
+    yield _part("transformers", lambda: _beside_peer(compared, rates, clock))
 
 
 def _part(name: str, run: Callable[[], list[Row]]) -> list[Row]:
@@ -77,7 +140,24 @@ def _part(name: str, run: Callable[[], list[Row]]) -> list[Row]:
     try:
         return run()
     except Exception as error:  # noqa: BLE001 - a report with a hole in it beats none
-        return [Row(name, None, "", note=f"failed: {type(error).__name__}: {error}")]
+        return [Row(name, None, "", note=f"failed: {_said(error)}")]
+
+
+def _said(error: Exception) -> str:
+    """Its kind and first line: CuPy and PyTorch write pages."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _limit(device: CupyDevice, name: str, unit: str, each: float, run: Callable[[], float]) -> Row:
+    def measured() -> list[Row]:
+        with device.active():
+            return [Row(name, run() / each, unit)]
+
+    return _part(name, measured)[0]
+
+
+def _times(value: float | None, each: float) -> float | None:
+    return None if value is None else value * each
 
 
 def _kernel_tests() -> list[Row]:
@@ -96,27 +176,40 @@ def _kernel_tests() -> list[Row]:
 
 
 def _sanitizer() -> list[Row]:
+    """Errors found while tests ran and passed. With none that passed, or one that failed, nothing was checked."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return [Row("memory checker", None, "errors", note="compute-sanitizer is not here")]
     small = [f"tests/gpu/cuda/test_{name}.py" for name in ("add_norm", "rope_kv", "embedding")]
     done = _run([tool, sys.executable, "-m", "pytest", "-q", *small])
-    found = re.search(r"ERROR SUMMARY: (\d+) error", done)
-    return [Row("memory checker", float(found[1]) if found else None, "errors", floor=0, better="lower")]
+    found = re.findall(r"ERROR SUMMARY: (\d+) error", done)
+    passed, failed = _count(done, "passed"), _count(done, "(?:failed|errors?)")
+    errors = float(sum(map(int, found)))
+    if errors or (found and passed >= 1 and failed == 0):
+        return [Row("memory checker", errors, "errors", floor=0, better="lower")]
+    why = f"{passed:.0f} tests passed and {failed:.0f} failed under it" if found else "it gave no summary"
+    last = next((line for line in reversed(done.splitlines()) if line.strip()), "it said nothing")
+    return [Row("memory checker", None, "errors", note=f"failed: {why}: {last.strip()}")]
 
 
 def _run(command: list[str]) -> str:
-    environment = os.environ | {"ANTIPHON_KERNELS_ON": "card"}
-    done = subprocess.run(
+    """What it wrote. After `SECONDS_A_PART` it is killed, with all that it started, and `TimeoutExpired` raised."""
+    with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
+        env=os.environ | {"ANTIPHON_KERNELS_ON": "card"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS_A_PART,
-        check=False,
-    )
-    return done.stdout + done.stderr
+        errors="replace",
+        start_new_session=True,
+    ) as running:
+        try:
+            return running.communicate(timeout=SECONDS_A_PART)[0]
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)  # the checker's own child holds the card, and the pipe
+            raise
 
 
 def _count(output: str, what: str) -> float:
@@ -140,42 +233,108 @@ def _fill(device: CupyDevice) -> Callable[[int, int], Any]:
     return fill
 
 
-def _eight_b(device: CupyDevice, limits: CardLimits) -> list[Row]:
+def _comparisons(memory: int) -> dict[Case, Case]:
+    """Case to hold against the peer → the case it stands for. They differ where the peer needs more than the card has."""
+    compared: dict[Case, Case] = {}
+    for sequences, context in DECODES:
+        fewer = most_sequences(EIGHT_B, sequences, context, int(0.95 * memory))
+        if fewer:
+            compared.setdefault((fewer, context), (sequences, context))
+    return compared
+
+
+def _eight_b(
+    device: CupyDevice,
+    limits: CardLimits,
+    compared: dict[Case, Case],
+    rates: dict[Case, float],
+    clock: Clock,
+) -> list[Row]:
+    """Our figures, also of the cases that are only there to be compared; `rates` takes tokens a second."""
     most = max(sequences for sequences, _ in DECODES)
     model = make_up(EIGHT_B, device, Limits(PREFILL_TOKENS, most, 8192), _fill(device), CACHE_BLOCKS)
-    rates = {}
-    rows = []
-    for sequences, context in DECODES:
-        speed = measure(model, decoding_step(sequences, context, CACHE_BLOCKS))
-        rates[sequences, context] = sequences / speed.in_all
-        name = f"8B-shaped decode, {sequences} at {context}"
-        share = limits.seconds(speed.bytes_moved, speed.operations) / speed.on_card
-        floor, aim = (0.6, 0.9) if sequences == 1 else (0.5, 0.75)
-        rows.append(Row(f"{name}: share of the limit", share, "", floor, aim))
-        rows.append(Row(f"{name}: rate", rates[sequences, context], "tokens/s"))
-    rows += _prefill(model, limits)
-    model.kernels.close()
-    del model
-    for (sequences, context), rate in rates.items():
-        rows.append(_beside_peer(sequences, context, rate))
+    rows: list[Row] = []
+    try:
+        for case in dict.fromkeys((*DECODES, *compared)):
+            rows += _in_time(_name(case), clock, partial(_decode, model, case, limits, rates))
+        rows += _in_time("8B-shaped prefill", clock, partial(_prefill, model, limits))
+    finally:
+        model.kernels.close()
     return rows
+
+
+def _in_time(name: str, clock: Clock, run: Callable[[], list[Row]]) -> list[Row]:
+    if clock.left() < SECONDS_A_CASE:
+        return [Row(name, None, "", note="failed: the time was up")]
+    return _part(name, run)
+
+
+def _name(case: Case) -> str:
+    return f"8B-shaped decode, {case[0]} at {case[1]}"
+
+
+def _decode(model: Llama, case: Case, limits: CardLimits, rates: dict[Case, float]) -> list[Row]:
+    sequences, context = case
+    speed = measure(model, decoding_step(sequences, context, CACHE_BLOCKS))
+    rates[case] = sequences / speed.in_all
+    floor, aim = (0.6, 0.9) if sequences == 1 else (0.5, 0.75)
+    return [
+        _share(_name(case), limits, speed, floor, aim),
+        Row(f"{_name(case)}: steps without a scheduler", rates[case], "tokens/s"),
+    ]
+
+
+def _share(name: str, limits: CardLimits, speed: Speed, floor: float, aim: float) -> Row:
+    least = limits.seconds(speed.bytes_moved, speed.operations)
+    if least is None:
+        return Row(f"{name}: share of the limit", None, "", floor, aim, note="left out: a limit is missing")
+    return Row(f"{name}: share of the limit", least / speed.on_card, "", floor, aim)
 
 
 def _prefill(model: Llama, limits: CardLimits) -> list[Row]:
     speed = measure(model, prefill_step(PREFILL_TOKENS, CACHE_BLOCKS), rounds=5)
-    share = limits.seconds(speed.bytes_moved, speed.operations) / speed.on_card
-    name = f"8B-shaped prefill of {PREFILL_TOKENS}: share of the limit"
-    return [Row(name, share, "", 0.5, 0.75)]
+    return [_share(f"8B-shaped prefill of {PREFILL_TOKENS}", limits, speed, 0.5, 0.75)]
 
 
-def _beside_peer(sequences: int, context: int, rate: float) -> Row:
-    name = f"8B-shaped decode, {sequences} at {context}: times transformers"
+def _beside_peer(compared: dict[Case, Case], rates: dict[Case, float], clock: Clock) -> list[Row]:
+    """Rates of steps over rates of forward passes: neither side has a scheduler in it."""
+    if not rates:
+        return [Row("transformers", None, "x", note="left out: there is no rate of ours to compare")]
+    if clock.left() < SECONDS_A_PEER:
+        return [Row("transformers", None, "x", note="left out: the time was up")]
+    rows = [
+        Row(_peer_name(case), None, "x", note="left out: the card cannot hold the peer with so many")
+        for case in DECODES
+        if case not in compared.values()
+    ]
+    cases = sorted(compared.keys() & rates.keys())
+    if not cases:
+        return rows
     try:
-        return Row(name, rate / transformers_rate(EIGHT_B, sequences, context), "x", 1.0, 2.0)
+        peer = TransformersPeer(EIGHT_B)
     except ImportError as error:
-        return Row(name, None, "x", note=f"not here: {error}")
+        return [Row("transformers", None, "x", note=f"not here: {error}")]
+    try:
+        return rows + [_times_peer(peer, case, compared[case], rates[case], clock) for case in cases]
+    finally:
+        peer.close()
+
+
+def _peer_name(case: Case) -> str:
+    return f"{_name(case)}: steps, times transformers' forward"
+
+
+def _times_peer(peer: TransformersPeer, case: Case, wanted: Case, rate: float, clock: Clock) -> Row:
+    name = _peer_name(case)
+    note = "" if case == wanted else f"the card cannot hold the peer with {wanted[0]} at {wanted[1]}"
+    if clock.left() < SECONDS_A_PEER:
+        return Row(name, None, "x", note="left out: the time was up")
+    try:
+        return Row(name, rate / peer.rate(*case), "x", 1.0, 2.0, note=note)
     except RuntimeError as error:  # it ran out of memory where this engine did not
-        return Row(name, None, "x", note=f"the peer could not: {str(error).splitlines()[0]}")
+        return Row(name, None, "x", note=f"the peer could not: {_said(error)}")
+    except Exception as error:  # noqa: BLE001 - as in `_part`
+        return Row(name, None, "x", note=f"failed: {_said(error)}")
 
 
 def _host_time(device: CupyDevice) -> list[Row]:
