@@ -150,24 +150,28 @@ def stats(args: argparse.Namespace) -> int:
 
 
 def seal(args: argparse.Namespace) -> int:
-    """Seal every closed day of decisions and ratings."""
+    """Seal every closed day of decisions and ratings. Raises `UsageFault` for days that cannot be."""
     try:
-        from store.feedback_seal import SealError, seal_closed_days  # noqa: PLC0415  optional
+        from store.feedback_seal import DayManifest, SealError, seal_closed_days  # noqa: PLC0415  optional
     except ImportError as error:
         raise UsageFault(
             "sealing writes Parquet, which needs pyarrow: pip install 'antiphon[parquet]'"
         ) from error
     root, now = args.state / "feedback", time.time()
     try:
-        days = [*seal_closed_days(root, "decisions", now), *seal_closed_days(root, "ratings", now)]
-    except SealError as error:
-        raise UsageFault(str(error)) from error
+        found = [*seal_closed_days(root, "decisions", now), *seal_closed_days(root, "ratings", now)]
+    except OSError as error:
+        raise UsageFault(f"{error.filename or root}: {error.strerror or error}") from error
+    days = [day for day in found if isinstance(day, DayManifest)]
     if args.json:
         print_json([msgspec.to_builtins(day) for day in days])
     else:
         for day in days:
-            print(f"{day.kind} of {day.day}: {day.rows:,} rows")
+            kept = f", {day.damaged_lines:,} damaged lines left out" if day.damaged_lines else ""
+            print(f"{day.kind} of {day.day}: {day.rows:,} rows{kept}")
         print(f"{len(days)} days sealed")
+    if faults := [str(fault) for fault in found if isinstance(fault, SealError)]:
+        raise UsageFault("; ".join(faults))
     return 0
 
 

@@ -5,6 +5,7 @@
         ratings/2026-11-30/edge.0-3.jsonl
         decisions/2026-11-29.parquet                 a day that is over, sealed
         decisions/2026-11-29.manifest.json
+        decisions/damaged/2026-11-29/                the files of a sealed day with lines that were no rows
 
 No row has text of a conversation in it. A row is never changed; a day is sealed once, when it is over.
 """
@@ -12,7 +13,10 @@ No row has text of a conversation in it. A row is never changed; a day is sealed
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Final, Literal
@@ -26,6 +30,8 @@ RATINGS: Final = "ratings"
 SECONDS_A_DAY: Final = 86400
 PIECE: Final = 1024
 """Rows encoded at a time: all at once cost a busy replica 6 MB, which it kept."""
+SETTLING: Final = 600.0
+"""Seconds after midnight until the last rows of a day are surely written."""
 Kind = Literal["decisions", "ratings"]
 
 
@@ -86,29 +92,70 @@ class RowLog:
         return rows
 
     def write(self, rows: list[Row], *, flushed: bool = False) -> None:
-        """Append rows to their days' files, some at a time. Raises `OSError`.
+        """Append rows to their days' files, some at a time. `flushed` waits for the disk.
 
-        A kill may cut the last line off; it is left out when it is read. `flushed` waits for the disk.
+        Raises `OSError`, as on a full disk; then the day at which it stopped has none of these rows.
+        A kill may cut the last line off; it is left out when it is read.
         """
         for number, of_day in groupby(rows, lambda row: row.at // SECONDS_A_DAY):
             path = self._directory / day_of(number * SECONDS_A_DAY) / self._name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab", buffering=0) as file:
-                while piece := list(islice(of_day, PIECE)):
-                    file.write(self._encode(piece))
+            with path.open("a+b", buffering=0) as file:
+                _append(file, map(self._encode, _pieces(of_day)), flushed=flushed)
             if flushed:
-                flush(path)
                 flush(path.parent)
 
 
-def read_day(root: Path, kind: Kind, day: str) -> Iterator[Row]:
-    """Yield the rows of a day that is not sealed yet, by writer; lines cut off by a kill are left out."""
+def _pieces(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    while piece := list(islice(rows, PIECE)):
+        yield piece
+
+
+def _append(file: FileIO, pieces: Iterable[bytes], *, flushed: bool) -> None:
+    """Append whole lines: all of them, or none and `OSError`."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            _write_all(file, b"\n")  # cutting a line back failed: what is left of it must not spoil the next
+        for piece in pieces:
+            _write_all(file, piece)
+        if flushed:
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
+
+
+def _write_all(file: FileIO, piece: bytes) -> None:
+    """A disk that is nearly full takes the beginning and says so; only the next write fails."""
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _ignore(_path: Path) -> None:
+    """Do nothing about a damaged line."""
+
+
+def read_day(root: Path, kind: Kind, day: str, damaged: Callable[[Path], None] = _ignore) -> Iterator[Row]:
+    """Yield the rows of a day that is not sealed yet, by writer.
+
+    A last line that a kill cut off is left out. So is any other line that is no row, and `damaged` is called
+    with the file it is in.
+    """
     decode = msgspec.json.Decoder(ROWS[kind]).decode
     for path in sorted((root / kind / day).glob("*.jsonl")):
         with path.open("rb") as file:
             for line in file:
-                if line.endswith(b"\n"):
-                    yield decode(line)
+                if not line.endswith(b"\n"):
+                    continue
+                try:
+                    row = decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    damaged(path)
+                else:
+                    yield row
 
 
 def open_days(root: Path, kind: Kind, today: str) -> list[str]:
@@ -116,3 +163,8 @@ def open_days(root: Path, kind: Kind, today: str) -> list[str]:
     directory = root / kind
     days = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
     return [day for day in days if day < today]
+
+
+def closed_days(root: Path, kind: Kind, now: float) -> list[str]:
+    """List the days that are not sealed and that no writer can still be adding to at `now`, in Unix seconds."""
+    return open_days(root, kind, day_of(now - SETTLING))

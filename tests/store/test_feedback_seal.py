@@ -1,13 +1,15 @@
 """A sealed day has every row once, and is what its manifest says."""
 
+import json
+
 import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: the [parquet] extra")
 from pyarrow import parquet
 
 from store.decision import INPUTS
-from store.feedback import DecisionRow, RatingRow, RowLog, day_of
-from store.feedback_seal import SETTLING, SealError, seal, seal_closed_days, verify_day
+from store.feedback import SETTLING, DecisionRow, RatingRow, RowLog, day_of
+from store.feedback_seal import SealError, seal, seal_closed_days, verify_day
 
 NOON = 1_764_504_000.0
 MIDNIGHT = NOON + 43200
@@ -84,3 +86,52 @@ def test_a_file_that_was_changed_is_noticed_and_its_rows_kept(root):
 def test_ratings_are_sealed_too(tmp_path):
     RowLog(tmp_path, "ratings", "edge.0-1").write([RatingRow(NOON, "r", "acme", "up")])
     assert seal(tmp_path, "ratings", DAY).rows == 1
+
+
+def test_lines_that_are_no_rows_are_counted_and_their_files_kept(root):
+    (path, *_) = sorted((root / "decisions" / DAY).iterdir())
+    path.write_bytes(b'{"at":1.0,"requ\n' + path.read_bytes())
+    content = path.read_bytes()
+    manifest = seal(root, "decisions", DAY)
+    assert (manifest.rows, manifest.damaged_lines) == (12, 1)
+    assert sealed_requests(root) == ALL
+    assert (root / "decisions" / "damaged" / DAY / path.name).read_bytes() == content
+    assert seal(root, "decisions", DAY) == manifest
+    assert seal_closed_days(root, "decisions", MIDNIGHT + SETTLING) == []
+
+
+def test_a_day_that_cannot_be_sealed_is_one_line_and_keeps_no_other_waiting(root, monkeypatch):
+    before = "2025-11-29"
+    (root / "decisions" / before).mkdir()
+    (root / "decisions" / f"{before}.manifest.json").write_bytes(b"{")
+    fault, manifest = seal_closed_days(root, "decisions", MIDNIGHT + SETTLING)
+    assert isinstance(fault, SealError)
+    assert f"{before}.manifest.json cannot be read" in str(fault)
+    assert "\n" not in str(fault)
+    assert manifest.rows == 12
+
+
+def test_on_a_full_disk_the_rows_stay_where_they_were(root, monkeypatch):
+    def full(_path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("store.feedback_seal.flush", full)
+    with pytest.raises(
+        SealError, match=f"decisions of {DAY} in .* cannot be sealed: No space left on device"
+    ):
+        seal(root, "decisions", DAY)
+    assert [path.name for path in (root / "decisions").iterdir() if path.name != ".lock"] == [DAY]
+    monkeypatch.undo()
+    assert seal(root, "decisions", DAY).rows == 12
+
+
+def test_what_a_killed_sealer_left_is_swept(root):
+    (root / "decisions" / ".incoming-x").write_bytes(b"half")
+    seal(root, "decisions", DAY)
+    assert not (root / "decisions" / ".incoming-x").exists()
+
+
+def test_a_manifest_from_before_damaged_lines_were_counted_is_read(root):
+    seal(root, "decisions", DAY)
+    assert "damaged_lines" not in json.loads((root / "decisions" / f"{DAY}.manifest.json").read_bytes())
+    assert verify_day(root, "decisions", DAY).damaged_lines == 0
