@@ -51,7 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     fetching.add_argument("--from", dest="source", required=True, help="s3://bucket/prefix and the like")
     _add(commands, "activate", activate_command, "let a published release serve", "release")
     _add(commands, "rollback", rollback_command, "let the release before serve again")
-    _add(commands, "list", list_command, "the published releases")
+    listing = _add(commands, "list", list_command, "the published releases, and what is wrong with any")
+    listing.add_argument("--verify", action="store_true", help="hash every byte of them")
     _add(commands, "diff", diff_command, "what changes from one release to another", "old", "new")
 
 
@@ -85,6 +86,8 @@ def _told(handler: Any) -> Any:
             code: int = handler(args)
         except (ReleaseError, DecisionError, CatalogError) as error:
             raise UsageFault(str(error)) from error
+        except BrokenPipeError:
+            raise  # nothing is wrong: who reads the output has left
         except OSError as error:
             raise UsageFault(f"{error.filename or args.state}: {error.strerror or error}") from error
         return code
@@ -102,8 +105,8 @@ def build_command(args: argparse.Namespace) -> int:
     model: Model = read_model(args.model) if args.model else ALWAYS
     threshold = EVEN if args.threshold is None else Threshold(SCHEMA, args.threshold_version, args.threshold)
     target = args.out or args.state / "builds" / version
-    pointer = read_pointer(args.state / "releases")
-    parents = (pointer.active.version,) if pointer else ()
+    active, _ = _active(args.state / "releases")
+    parents = (active,) if active else ()
     with tempfile.TemporaryDirectory(prefix="antiphon-catalog-") as work:
         catalog, source = args.catalog, ""
         if args.rows:
@@ -162,24 +165,35 @@ def rollback_command(args: argparse.Namespace) -> int:
 
 
 def list_command(args: argparse.Namespace) -> int:
-    """List the published releases; the active one has a star."""
+    """List the published releases; the active one has a star. Returns 1 when bytes were to be verified and are wrong."""
     root = args.state / "releases"
-    pointer = read_pointer(root)
-    active = pointer.active.version if pointer else ""
+    active, fault = _active(root)
     rows = [
         {"version": version, "active": version == active, **_listed(found)}
-        for version, found in published(root)
+        for version, found in published(root, again=args.verify)
     ]
+    code = int(args.verify and any("fault" in row for row in rows))
     if args.json:
-        print_json({"releases": rows, "active": active or None})
-        return 0
+        print_json({"releases": rows, "active": active or None} | ({"fault": fault} if fault else {}))
+        return code
     for row in rows:
         mark = "*" if row["active"] else " "
         about = row.get("fault") or ABOUT.format(**row)
         print(f"{mark} {row['version']:24} {about}")
     if not rows:
         print(f"no releases in {root}")
-    return 0
+    if fault or (active and active not in {row["version"] for row in rows}):
+        print(fault or f"{active} is active, and not there: activate another")
+    return code
+
+
+def _active(root: Path) -> tuple[str, str]:
+    """Return the active version, or "" and what is wrong with the pointer."""
+    try:
+        pointer = read_pointer(root)
+    except ReleaseError as error:
+        return "", str(error)
+    return pointer.active.version if pointer else "", ""
 
 
 def diff_command(args: argparse.Namespace) -> int:

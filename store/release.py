@@ -12,6 +12,7 @@ mapped before it has been checked: a truncated LMDB file ends its reader with SI
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +30,17 @@ MANIFEST, CATALOG, MODEL, THRESHOLD = "manifest.json", "catalog.mdb", "decision.
 PARTS: Final = (CATALOG, MODEL, THRESHOLD)
 POINTER: Final = "active.json"
 STAMPS: Final = ".verified"
+HASHED_AT_SIGHT: Final = 64 << 20
+"""Bytes that are hashed when somebody only looks at a release: a tenth of a second."""
 _valid_version = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
 
 
 class ReleaseError(Exception):
     """A release that cannot be served, published or found; the text says why and what to do."""
+
+
+class Unhashed(ReleaseError):
+    """A release too large to hash at sight, whose files were not hashed here since they changed."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,10 +191,13 @@ def stamps_of(directory: Path, manifest: Manifest) -> dict[str, Stamp]:
     return {name: Stamp.of(directory / name, facts.sha256) for name, facts in manifest.files.items()}
 
 
-def check_published(root: Path, version: str) -> tuple[Manifest, str]:
+def check_published(
+    root: Path, version: str, *, at_most: float = math.inf, again: bool = False
+) -> tuple[Manifest, str]:
     """Return a published release's manifest and its digest, once its files are known to be whole.
 
-    Files hashed on this host before, and not changed since, are not hashed again. Raises `ReleaseError`.
+    Files hashed on this host before, and not changed since, are not hashed again, unless `again`. Raises
+    `ReleaseError`; `Unhashed` instead of hashing more than `at_most` bytes.
     """
     directory = root / check_version(version)
     manifest, digest = read_manifest(directory)
@@ -195,7 +205,12 @@ def check_published(root: Path, version: str) -> tuple[Manifest, str]:
         raise ReleaseError(f"{directory} holds release {manifest.version}: it was copied by hand; publish it")
     check_sizes(directory, manifest)
     stamps = stamps_of(directory, manifest)
-    if stamps != _read_stamps(root, version):
+    if again or stamps != _read_stamps(root, version):
+        size = sum(facts.size for facts in manifest.files.values())
+        if size > at_most:
+            raise Unhashed(
+                f"{directory}: its {size:,} bytes were not hashed here yet: antiphon release list --verify"
+            )
         _hash(directory, manifest)
         write_stamps(root, version, stamps)
     return manifest, digest
@@ -213,6 +228,33 @@ def write_stamps(root: Path, version: str, stamps: dict[str, Stamp]) -> None:
     with suppress(OSError):
         (root / STAMPS).mkdir(exist_ok=True)
         replace_file(root / STAMPS / f"{version}.json", msgspec.json.encode(stamps))
+
+
+def examine(root: Path, version: str, *, again: bool = False) -> tuple[Manifest, str]:
+    """Say whether a published release can be served, as a replica would; return its manifest and digest.
+
+    Raises `ReleaseError`; `Unhashed` for a large one that would have to be hashed first. `again` hashes every
+    byte of it.
+    """
+    try:
+        at_most = math.inf if again else HASHED_AT_SIGHT
+        manifest, digest = check_published(root, version, at_most=at_most, again=again)
+    except OSError as error:
+        raise ReleaseError(f"{root / version} cannot be read: {error}") from error
+    OpenRelease(root / version, manifest).close()
+    return manifest, digest
+
+
+def examine_named(root: Path, named: Named) -> Manifest:
+    """Examine the release a pointer names, which has to be the very one. Raises as `examine` does."""
+    manifest, digest = examine(root, named.version)
+    _demand(root, named, digest)
+    return manifest
+
+
+def _demand(root: Path, named: Named, digest: str) -> None:
+    if digest != named.manifest:
+        raise ReleaseError(f"{root / named.version} is not what was activated: its manifest has changed")
 
 
 class OpenRelease:
@@ -265,6 +307,5 @@ def open_release(root: Path, named: Named) -> OpenRelease:
         manifest, digest = check_published(root, named.version)
     except OSError as error:
         raise ReleaseError(f"{root / named.version} cannot be read: {error}") from error
-    if digest != named.manifest:
-        raise ReleaseError(f"{root / named.version} is not what was activated: its manifest has changed")
+    _demand(root, named, digest)
     return OpenRelease(root / named.version, manifest)

@@ -6,6 +6,7 @@ publishers of one version cannot both win. A host fetches a release, checks it a
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from store.release_publish import publish
 
 CHUNK = 8 << 20
 """Bytes held in memory of a part that is fetched."""
+_system_said = re.compile(r'message: "([^"]+)"').findall
 
 
 def open_store(url: str) -> Any:
@@ -28,8 +30,16 @@ def open_store(url: str) -> Any:
     """
     try:
         return from_url(url)
-    except (BaseError, ValueError) as error:
-        raise ReleaseError(f"{url} cannot be opened: {error}") from error
+    except (BaseError, OSError, ValueError) as error:
+        raise ReleaseError(f"{url} cannot be opened: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """Leave out obstore's dump of its own structures, except for what the system said."""
+    text = str(error)
+    line = text.partition("\n")[0].strip()
+    said = _system_said(text)
+    return f"{line}: {said[-1]}" if said and said[-1] not in line else line
 
 
 def push(store: Any, built: Path) -> Manifest:
@@ -48,7 +58,9 @@ def push(store: Any, built: Path) -> Manifest:
     except AlreadyExistsError:
         _is_there(store, place, content)
     except (BaseError, OSError) as error:
-        raise ReleaseError(f"release {manifest.version} was not pushed: {error}") from error
+        raise ReleaseError(
+            f"release {manifest.version} was not pushed to {store}: {_in_one_line(error)}"
+        ) from error
     return manifest
 
 
@@ -64,9 +76,13 @@ def pull(store: Any, version: str, root: Path) -> Manifest:
                     for chunk in obstore.get(store, _part(version, name, facts)).stream(CHUNK):
                         file.write(chunk)
         except FileNotFoundError as error:
-            raise ReleaseError(f"release {version} is not in the store, or not whole: {error}") from error
+            raise ReleaseError(
+                f"release {version} is not in the store, or not whole: {_in_one_line(error)}"
+            ) from error
         except (BaseError, OSError) as error:
-            raise ReleaseError(f"release {version} was not fetched: {error}") from error
+            raise ReleaseError(
+                f"release {version} was not fetched from {store}: {_in_one_line(error)}"
+            ) from error
         return publish(root, here)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ from store.release import (
     check_published,
     check_sizes,
     check_version,
+    examine,
     read_manifest,
     read_pointer,
     sha256_of,
@@ -49,6 +51,8 @@ from store.release import (
 )
 
 LOCK: Final = ".lock"
+BUILDING: Final = ".building-"
+"""How the name of a directory begins in which a release is being built, or was when its builder was killed."""
 REMEMBERED: Final = 20
 """Releases the pointer remembers, to go back to."""
 
@@ -63,16 +67,49 @@ def build(
     parents: tuple[str, ...] = (),
     source: str = "",
 ) -> Manifest:
-    """Put a release together in a new directory. `catalog` is copied. Raises `ReleaseError`."""
+    """Put a release together in a new directory. `catalog` is copied. Raises `ReleaseError`.
+
+    It is built beside its place and renamed, so that one cut short blocks no other. Builds side by side wait
+    for each other.
+    """
     check_version(version)
-    try:
-        target.mkdir(parents=True)
-    except FileExistsError as error:
-        raise ReleaseError(f"{target} exists: a release is built once; choose another version") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(target.parent):
+        for left in target.parent.glob(f"{BUILDING}*"):
+            shutil.rmtree(left)
+        if target.exists() and not _is_unfinished(target):
+            raise ReleaseError(f"{target} exists: a release is built once; choose another version")
+        work = Path(tempfile.mkdtemp(prefix=BUILDING, dir=target.parent))
+        try:
+            manifest = _build(work, version, catalog, model, threshold, parents, source)
+            work.chmod(0o755)
+            if target.exists():
+                shutil.rmtree(target)
+            work.rename(target)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    return manifest
+
+
+def _is_unfinished(target: Path) -> bool:
+    """Say whether a directory is what a killed build left: parts of a release, without the manifest."""
+    return target.is_dir() and {path.name for path in target.iterdir()} <= set(PARTS)
+
+
+def _build(
+    target: Path,
+    version: str,
+    catalog: Path,
+    model: Model,
+    threshold: Threshold,
+    parents: tuple[str, ...],
+    source: str,
+) -> Manifest:
     shutil.copyfile(catalog, target / CATALOG)
     write(model, target / MODEL)
     write(threshold, target / THRESHOLD)
-    opened = Catalog(target / CATALOG)
+    opened = Catalog(catalog)
     manifest = Manifest(
         schema=SCHEMA,
         version=version,
@@ -181,13 +218,16 @@ def _servable(root: Path, version: str) -> Named:
     return Named(version, digest)
 
 
-def published(root: Path) -> list[tuple[str, Manifest | ReleaseError]]:
-    """List the published releases by version, with what is wrong with those that cannot be served."""
+def published(root: Path, *, again: bool = False) -> list[tuple[str, Manifest | ReleaseError]]:
+    """List the published releases by version, with what is wrong with those that cannot be served.
+
+    Large files that were hashed on this host before are not hashed again, unless `again`.
+    """
     listed: list[tuple[str, Manifest | ReleaseError]] = []
     for place in sorted(root.iterdir()) if root.is_dir() else ():
         if place.is_dir() and not place.name.startswith("."):
             try:
-                listed.append((place.name, read_manifest(place)[0]))
+                listed.append((place.name, examine(root, place.name, again=again)[0]))
             except ReleaseError as error:
                 listed.append((place.name, error))
     return listed
@@ -253,6 +293,17 @@ def _locked(root: Path) -> Iterator[None]:
     with (root / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Hold a directory against other builders; it is let go by the process's end."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _point(root: Path, pointer: Pointer, checkpoint: Checkpoint) -> Pointer:

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,47 @@ def test_capacity_states_its_assumptions(antiphon):
     facts = json.loads(antiphon("capacity --json --lookups-per-second 10000 --headroom 1")[1])
     assert facts["capacity"]["replicas"] == 3
     assert facts["assumptions"]["headroom"] == 1.0
+
+
+def test_the_list_says_what_is_wrong_with_a_release_and_with_the_pointer(antiphon, tmp_path):
+    releases = tmp_path / "var" / "releases"
+    for version in ("v1", "v2"):
+        antiphon(f"release build --version {version} --rows", rows(tmp_path, ("a", version)))
+        antiphon(f"release publish {version}")
+    antiphon("release activate v1")
+    assert antiphon("release list --verify")[0] == 0
+    os.truncate(releases / "v1" / "catalog.mdb", 4096)
+    code, out = antiphon("release list")
+    assert (code, "truncated or changed" in out.splitlines()[0]) == (0, True)
+    assert antiphon("release list --verify")[0] == 1
+    (releases / "active.json").write_bytes(b"{")
+    *_, last = antiphon("release list")[1].splitlines()
+    assert "activate a release again" in last
+    listed = json.loads(antiphon("release list --json")[1])
+    assert (listed["active"], "activate a release again" in listed["fault"]) == (None, True)
+    assert antiphon("release build --version v3 --rows", rows(tmp_path, ("a", "b")))[0] == 0
+
+
+def test_an_active_release_that_is_not_there_is_named(antiphon, tmp_path):
+    antiphon("release build --version v1 --rows", rows(tmp_path, ("a", "b")))
+    antiphon("release publish v1")
+    antiphon("release activate v1")
+    shutil.rmtree(tmp_path / "var" / "releases" / "v1")
+    assert "v1 is active, and not there" in antiphon("release list")[1]
+
+
+def test_days_that_cannot_be_sealed_are_one_line_and_the_others_are_sealed(antiphon, tmp_path, capsys):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: the [parquet] extra")
+    from store.feedback import RatingRow, RowLog
+
+    feedback = tmp_path / "var" / "feedback"
+    RowLog(feedback, "ratings", "edge.0-1").write([RatingRow(1e9, "r", "acme", "up")])
+    (feedback / "ratings" / "2001-09-09" / "edge.0-2.jsonl").write_bytes(b"no row\n")
+    (feedback / "decisions" / "2001-09-09").mkdir(parents=True)
+    (feedback / "decisions" / "2001-09-09.manifest.json").write_bytes(b"{")
+    with pytest.raises(UsageFault, match=r"2001-09-09\.manifest\.json cannot be read") as fault:
+        antiphon("catalog seal")
+    assert "\n" not in str(fault.value)
+    assert (
+        capsys.readouterr().out == "ratings of 2001-09-09: 1 rows, 1 damaged lines left out\n1 days sealed\n"
+    )

@@ -25,6 +25,7 @@ from store.release import (
     Manifest,
     OpenRelease,
     ReleaseError,
+    Unhashed,
     check_published,
     open_release,
     read_manifest,
@@ -297,6 +298,81 @@ def test_the_list_shows_what_is_wrong(root):
     listed = dict(published(root))
     assert isinstance(listed["v1"], Manifest)
     assert isinstance(listed["v2"], ReleaseError)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_list_shows_every_damage(root, name):
+    part, damage = DAMAGE[name]
+    damage(root / "v2" / part)
+    listed = dict(published(root))
+    assert isinstance(listed["v1"], Manifest)
+    assert isinstance(listed["v2"], ReleaseError)
+
+
+def test_the_list_shows_a_catalog_of_another_schema(tmp_path, root, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr("store.catalog.SCHEMA", 1)
+        earlier.setattr("store.catalog_build.SCHEMA", 1)
+        publish(root, built(tmp_path, "v0"))
+    listed = dict(published(root))
+    assert isinstance(listed["v1"], Manifest)
+    assert "has schema 1" in str(listed["v0"])
+
+
+def test_the_list_hashes_nothing_twice_and_everything_when_asked(root, monkeypatch):
+    hashed = []
+    monkeypatch.setattr("store.release.sha256_of", lambda path: hashed.append(path.name) or "0" * 64)
+    assert all(isinstance(found, Manifest) for _, found in published(root))
+    assert hashed == []
+    assert all("corrupt" in str(found) for _, found in published(root, again=True))
+    assert hashed == [CATALOG, CATALOG]
+
+
+def test_a_large_release_that_changed_is_not_hashed_at_sight(root, monkeypatch):
+    monkeypatch.setattr("store.release.HASHED_AT_SIGHT", 1)
+    os.utime(root / "v1" / MODEL)
+    assert isinstance(dict(published(root))["v1"], Unhashed)
+    assert isinstance(dict(published(root, again=True))["v1"], Manifest)
+    assert isinstance(dict(published(root))["v1"], Manifest)
+
+
+BUILT_HALF = """
+import os, signal, sys
+from pathlib import Path
+import store.release_publish as publish
+from store.decision import ALWAYS, EVEN
+publish.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+publish.build(Path(sys.argv[1]), "v3", Path(sys.argv[2]), ALWAYS, EVEN)
+"""
+
+
+def test_a_build_that_was_killed_blocks_no_other(tmp_path):
+    catalog = catalog_of(tmp_path / "rows", {"a": "b"})
+    command = [sys.executable, "-c", BUILT_HALF, tmp_path / "built" / "v3", catalog]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run(command, env=path, timeout=60, check=False).returncode == -9
+    assert list((tmp_path / "built").iterdir()) != [], "it was killed before it began"
+    build(tmp_path / "built" / "v3", "v3", catalog, ALWAYS, EVEN)
+    assert [place.name for place in (tmp_path / "built").iterdir()] == ["v3"]
+
+
+def test_parts_without_a_manifest_are_built_over_and_anything_else_is_not(tmp_path):
+    catalog = catalog_of(tmp_path / "rows", {"a": "b"})
+    place = tmp_path / "built" / "v3"
+    place.mkdir(parents=True)
+    (place / CATALOG).write_bytes(b"half")
+    (place / "notes.txt").write_text("mine")
+    with pytest.raises(ReleaseError, match="exists"):
+        build(place, "v3", catalog, ALWAYS, EVEN)
+    (place / "notes.txt").unlink()
+    build(place, "v3", catalog, ALWAYS, EVEN)
+    assert verify(place).version == "v3"
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        build(tmp_path / "built" / "v3", "v3", tmp_path / "none", ALWAYS, EVEN)
+    assert list((tmp_path / "built").iterdir()) == []
 
 
 def test_nothing_published_is_an_empty_list(tmp_path):

@@ -2,11 +2,12 @@
 
 # ruff: noqa: E402  what is imported may not be there
 import json
+import socket
 
 import pytest
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed: the [objects] extra")
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import LocalStore, MemoryStore, S3Store
 
 from store.catalog_build import CatalogBuilder, open_source
 from store.decision import ALWAYS, EVEN
@@ -89,3 +90,38 @@ def test_a_url_is_opened_by_its_scheme(tmp_path):
     assert (tmp_path / "bucket" / "v1" / MANIFEST).exists()
     with pytest.raises(ReleaseError, match="cannot be opened"):
         open_store("carrier-pigeon://loft")
+
+
+def test_a_store_that_cannot_be_reached_is_one_line_that_names_it(tmp_path):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        unreachable = S3Store(
+            "bucket",
+            endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}",
+            region="r",
+            access_key_id="a",
+            secret_access_key="b",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+        with pytest.raises(ReleaseError, match=r"v1 was not fetched from .*bucket.*refused") as fetching:
+            pull(unreachable, "v1", tmp_path / "releases")
+        with pytest.raises(ReleaseError, match=r"v1 was not pushed to .*bucket.*refused") as pushing:
+            push(unreachable, built(tmp_path, "v1"))
+    assert "\n" not in str(fetching.value) + str(pushing.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///there/is/no/such/bucket", "carrier-pigeon://loft", "az://c/p", "bucket"]
+)
+def test_a_url_that_cannot_be_opened_is_one_line_that_names_it(url):
+    with pytest.raises(ReleaseError, match="cannot be opened: ") as fault:
+        open_store(url)
+    assert str(fault.value).startswith(url)
+    assert "\n" not in str(fault.value)
+
+
+def test_a_release_that_is_not_in_the_store_is_one_line(tmp_path, store):
+    with pytest.raises(ReleaseError, match="v9 is not in the store") as fault:
+        pull(store, "v9", tmp_path / "releases")
+    assert "\n" not in str(fault.value)
