@@ -81,6 +81,7 @@ def examine(state: str | None, port: int | None) -> list[Finding]:
         _disk,
         _fsync,
         _port,
+        _fast_answers,
     ]
     return first + [check(settings) for check in checks]
 
@@ -226,6 +227,26 @@ def _port(settings: config.Config) -> Finding:
                 "fine if Antiphon runs there; else give --port",
             )
     return Finding("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _fast_answers(settings: config.Config) -> Finding:
+    from scripts.first_release import MEND, is_example  # noqa: PLC0415 - see _processor
+    from store.release import ReleaseError, Unhashed, examine_named, read_pointer  # noqa: PLC0415 - see _processor
+
+    name, root = "fast answers", Path(settings.state).resolve() / "releases"
+    mend = MEND
+    try:
+        pointer = read_pointer(root)
+        if pointer is None:
+            return Finding(name, "note", f"no release is active in {root}", "antiphon serve makes the first")
+        if is_example(root / pointer.active.version):
+            mend = "start antiphon serve again: it makes the example anew"
+        found = examine_named(root, pointer.active)
+    except Unhashed as error:
+        return Finding(name, "note", str(error))
+    except ReleaseError as error:
+        return Finding(name, "wrong", str(error), mend)
+    return Finding(name, "ok", f"{pointer.active.version} is active: {found.entries:,} entries")
 
 
 def _table(findings: list[Finding]) -> Table:
