@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -51,7 +52,26 @@ def parser(chosen: str = "") -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; 2 with one line on stderr for what the caller can mend."""
+    """Run one command. Returns its exit code; 2 with one line on stderr for what the caller can mend.
+
+    Who reads the output may leave before its end, as `head` does: then 141, as the shell has it for SIGPIPE.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return 141
+
+
+def discard_output() -> None:
+    """Print to nowhere from now on: who read it has left, and the interpreter flushes once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = words[0] if words and words[0] in COMMANDS else ""
     try:

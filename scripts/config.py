@@ -41,6 +41,11 @@ def _not_negative(_config: object, attribute: attrs.Attribute[Any], value: float
         raise UsageFault(f"{attribute.name} is {value}: it must be 0 or more")
 
 
+def _share(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UsageFault(f"{attribute.name} is {value}: it must be from 0 to 1")
+
+
 def _port(_config: object, _attribute: object, value: int) -> None:
     if not 0 <= value <= 65535:
         raise UsageFault(f"port is {value}: it must be from 0 (any free one) to 65535")
@@ -65,6 +70,8 @@ class Config:
     sessions: int = field(default=1, validator=_positive)
     safety_replicas: int = field(default=1, validator=_positive)
     fast_answer_replicas: int = field(default=1, validator=_not_negative)
+    fast_answer_explore: float = field(default=0.0, validator=_share)
+    """Share of owners whose fast answers are decided by a coin, for a decision model to learn from."""
     policy: str = ""
     """A safety policy file (TOML); empty is the one that comes with Antiphon."""
     disconnect_grace: float = field(default=10.0, validator=_not_negative)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib.util
 import json
 import os
+import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,19 +23,23 @@ from gpu.model_card import read_model_card
 from gpu.model_config import ModelConfig
 from scripts import config as settings
 from scripts import credentials
+from scripts.cli import discard_output
 from scripts.config import Config
 from scripts.credentials import Credentials
-from scripts.engines import Chosen, choose, fit
+from scripts.engines import ROOT, Chosen, choose, fit
 from scripts.failure import UsageFault
 from scripts.first_release import activate_example
 from scripts.model import KNOWN, resolve
-from scripts.tree import ServedModel, tree
+from scripts.tree import SALT, ServedModel, kept_salt, tree
 from store.accounts import Accounts
+from store.feedback import ROWS, closed_days
 from supervision.spec import SupervisorSpec
 from supervision.supervisor import StateInUse, StateUnusable, supervise
 
 QUESTION = "What is the capital of France?"
 FIRST_KEY = "first key"
+SEAL_EVERY = 3600.0
+"""Seconds between looks for days of feedback that are over."""
 BACKLOG = 4096
 TCP_USER_TIMEOUT_MS = 30_000
 """A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
@@ -50,6 +57,11 @@ FLAGS = (
     ("--sessions", int, "session host processes"),
     ("--safety-replicas", int, "safety processes"),
     ("--fast-answer-replicas", int, "fast answer processes"),
+    (
+        "--fast-answer-explore",
+        float,
+        "share of owners whose fast answers a coin decides, to learn from (default 0)",
+    ),
     ("--policy", str, "a safety policy file"),
     ("--disconnect-grace", float, "seconds a turn goes on after its reader left"),
     ("--drain", float, "seconds that streams get to end after SIGTERM"),
@@ -80,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     listener = _listen(config)
     found, first = _credentials(state, listener)
-    activate_example(state)
-    spec = tree(config, model, listener.fileno(), chosen.cards)
+    if fault := activate_example(state):
+        print(f"antiphon: {fault}", file=sys.stderr)
+    spec = tree(config, model, listener.fileno(), chosen.cards, _salt(config, state))
     greet = partial(_greet, found, state, model, chosen, first=first)
     try:
         return trio.run(_supervise, spec, state, greet)
@@ -90,7 +103,46 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _supervise(spec: SupervisorSpec, state: Path, greet: Callable[[], None]) -> int:
-    return await supervise(spec, state, on_ready=greet)
+    def on_ready() -> None:
+        try:
+            greet()
+        except BrokenPipeError:
+            discard_output()  # nobody reads the greeting: that is no reason not to serve
+        trio.lowlevel.spawn_system_task(keep_sealing, state)  # ends with the tree
+
+    return await supervise(spec, state, on_ready=on_ready)
+
+
+async def keep_sealing(state: Path) -> None:
+    """Seal the days of feedback that are over, now and every hour, in a process of its own. Needs `pyarrow`.
+
+    Cancellation: a day that was being sealed is sealed by the next start.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        return
+    nice = [found] if (found := shutil.which("nice")) else []
+    command = [*nice, sys.executable, "-m", "scripts.cli", "catalog", "seal", "--state", str(state)]
+    while True:
+        try:
+            if any(closed_days(state / "feedback", kind, time.time()) for kind in ROWS):
+                done = await trio.run_process(
+                    command, capture_stdout=True, capture_stderr=True, check=False, cwd=ROOT
+                )
+                sys.stderr.write(done.stderr.decode(errors="replace"))
+        except OSError as error:
+            sys.stderr.write(f"antiphon: feedback is not sealed: {error}\n")
+        await trio.sleep(SEAL_EVERY)
+
+
+def _salt(config: Config, state: Path) -> str:
+    if not config.fast_answer_explore:
+        return ""
+    try:
+        return kept_salt(state)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFault(
+            f"{state / SALT} cannot be kept: {error}; or set fast_answer_explore to 0"
+        ) from error
 
 
 def _state_directory(config: Config) -> Path:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ DEFAULT_PRICES: tuple[dict[str, Any], ...] = (
     {"model": "*", "prompt": 100_000, "cached": 50_000, "completion": 400_000, "fast_answer": 5},
 )
 """In micro-units per million tokens, and per fast answer."""
+SALT = "exploration.salt"
 
 
 @frozen
@@ -38,14 +43,17 @@ class ServedModel:
     created: int
 
 
-def tree(config: Config, model: ServedModel, listen: int, cards: tuple[Card, ...] = ()) -> SupervisorSpec:
+def tree(
+    config: Config, model: ServedModel, listen: int, cards: tuple[Card, ...] = (), salt: str = ""
+) -> SupervisorSpec:
     """Return the whole tree. `listen` is the descriptor of the listening socket, which every edge inherits.
 
-    Each of `cards` gets a batcher; without any, one runs on the processor.
+    Each of `cards` gets a batcher; without any, one runs on the processor. `salt` draws the owners whose fast
+    answers are explored.
     """
     groups = (
         _books(config),
-        _guards(config, model),
+        _guards(config, model, salt),
         _engines(config, model, cards),
         _talk(config, model),
         _doors(config, model, listen),
@@ -64,7 +72,27 @@ def _books(config: Config) -> SupervisorSpec:
     return SupervisorSpec("books", "rest_for_one", (ledger, limiter))
 
 
-def _guards(config: Config, model: ServedModel) -> SupervisorSpec:
+def kept_salt(state: Path) -> str:
+    """Return the salt of this installation, drawn once: who is explored stays so over restarts.
+
+    Nobody else may read it, for whoever knows it can tell who is explored. Raises `OSError`.
+    """
+    path = state / SALT
+    if not path.exists():
+        descriptor, name = tempfile.mkstemp(prefix=f".{SALT}-", dir=state)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(16))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another start drew one meanwhile
+                os.link(name, path)
+        finally:
+            Path(name).unlink()
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _guards(config: Config, model: ServedModel, salt: str) -> SupervisorSpec:
     policy = {"policy": str(Path(config.policy).resolve()) if config.policy else ""}
     safety = [ChildSpec(f"safety.{i}", "actors.safety:Safety", policy) for i in range(config.safety_replicas)]
     fallback = ChildSpec("safety_fallback", "actors.safety:Safety", policy)
@@ -74,6 +102,8 @@ def _guards(config: Config, model: ServedModel) -> SupervisorSpec:
     releases = {
         "release_root": str(_state(config) / "releases"),
         "feedback_root": str(_state(config) / "feedback"),
+        "explore": config.fast_answer_explore,
+        "salt": salt,
     }
     answers = [
         ChildSpec(f"fast_answer.{i}", "actors.fast_answer:FastAnswer", releases)
