@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import trio
 
@@ -32,30 +32,44 @@ from actors.protocol import (
     ReadTurn,
     Tokens,
     TurnCancelled,
+    TurnEvents,
     TurnFailed,
     TurnOpened,
     TurnRefused,
+    TurnStatus,
 )
 from actors.scripted_engine import BytesText
 from actors.turn import BROKEN, CANCELLED, Turn
-from actors.turn_admission import Admitted, admit
+from actors.turn_admission import admit
 from actors.turn_errors import TurnError, first_error, not_found, unavailable
 from actors.turn_host import Host, SessionSettings
 from actors.turn_journal import JournalWriter, encode, event_record
 from actors.turn_reader import Reader
-from actors.turn_record import admitted_of, opened_of, record_of, settlement_of_history
+from actors.turn_record import (
+    admitted_of,
+    opened_of,
+    record_of,
+    row_of,
+    settlement_of_history,
+    settlement_of_rows,
+)
 from actors.turn_returns import Admission, Asker, Earlier
-from actors.turn_settlement import Settling
+from actors.turn_settlement import Settlement, Settling
 from actors.turn_tokens import TokenInlet
 from store import journal_records
 from store.journal import Journal, JournalError
 from supervision.actor import LATER, Actor, Later, Sender
+from supervision.errors import AskFailed
 
 log = logging.getLogger(__name__)
 
 UPKEEP_EVERY = 1.0
 _LAST_WORDS = 0.02
 """Seconds between looks at who still hears a turn, when the host stops."""
+MAX_EXPLAINED = 1024
+"""Requests remembered whose failure is in the log already: who asks again is counted, not logged."""
+
+_Request = OpenTurn | Attach | CancelTurn | ReadTurn
 
 
 class Session(Actor):
@@ -71,6 +85,7 @@ class Session(Actor):
         self._settling: set[str] = set()
         """Turns of an earlier incarnation that had ended and still owe."""
         self._readers: dict[tuple[str, str], Reader] = {}
+        self._explained: set[str] = set()
         self._inlet: TokenInlet
         self._is_stopping = False
 
@@ -110,25 +125,33 @@ class Session(Actor):
         request_id = history.turn.opening.request_id
         if history.turn.finished is not None:
             self._settling.add(request_id)
-            self.context.nursery.start_soon(self._settle, history)
+            self.context.nursery.start_soon(self._settle, history, history.turn.status)
             return
         self._host.counters["turns_resumed"] += 1
-        admitted = admitted_of(history.turn)
         try:
-            turn = Turn(self._host, admitted, history.turn.opening.created)
-            turn.recall(history)
+            turn = self._resumed(history)
         except Exception:
             log.exception("turn %s cannot be resumed", request_id)
+            self._host.counters["turns_set_aside"] += 1
             self._settling.add(request_id)
             self.context.nursery.start_soon(self._give_up, history)
             return
         self._turns[request_id] = turn
         self.context.nursery.start_soon(self._live, turn)
 
+    def _resumed(self, history: journal_records.History) -> Turn:
+        self._must_be_whole(history)
+        turn = Turn(self._host, admitted_of(history.turn), history.turn.opening.created)
+        turn.recall(history)
+        return turn
+
     async def _give_up(self, history: journal_records.History) -> None:
-        """End a turn that this incarnation cannot go on with: its model is gone, or it breaks our code."""
+        """End a turn that this incarnation cannot go on with.
+
+        Its model is gone, it breaks our code, or its rows do not decode: so only what is certain is read.
+        """
         request_id = history.turn.opening.request_id
-        last = TurnFailed(len(history.events) + 1, BROKEN)
+        last = TurnFailed(max((e.sequence for e in history.events), default=0) + 1, BROKEN)
         close = journal_records.Close(request_id, "failed", time.time(), encode(BROKEN))
         await self._host.writer.commit(event_record(request_id, last), close)
         for key, reader in self._readers.items():
@@ -136,11 +159,29 @@ class Session(Actor):
                 reader.news()
         await self._settle(history, "failed")
 
-    async def _settle(self, history: journal_records.History, status: str = "") -> None:
-        turn = history.turn
-        settlement = settlement_of_history(history, status or turn.status)  # type: ignore[arg-type]
-        await Settling(self._host, settlement, settled=turn.settled, charged=turn.charged).run()
-        self._settling.discard(turn.opening.request_id)
+    async def _settle(self, history: journal_records.History, status: str) -> None:
+        turn, request_id = history.turn, history.turn.opening.request_id
+        try:
+            settlement = self._owed(history, cast("TurnStatus", status))
+            await Settling(self._host, settlement, settled=turn.settled, charged=turn.charged).run()
+        except Exception:
+            self._host.counters["turn_bugs"] += 1
+            log.exception("turn %s could not be settled; the next incarnation tries again", request_id)
+        else:
+            self._settling.discard(request_id)
+
+    def _owed(self, history: journal_records.History, status: TurnStatus) -> Settlement:
+        try:
+            self._must_be_whole(history)
+            return settlement_of_history(history, status)
+        except Exception:
+            log.exception("turn %s is settled by what can be read of it", history.turn.opening.request_id)
+            self._host.counters["turns_settled_by_rows"] += 1
+            return settlement_of_rows(history, status)
+
+    def _must_be_whole(self, history: journal_records.History) -> None:
+        if history.is_damaged:
+            raise JournalError(f"{self._host.journal.path}: rows of the turn do not decode")
 
     async def on_stop(self) -> None:
         """Take no new turns; let those that are heard end. The rest goes on in the next incarnation."""
@@ -163,21 +204,49 @@ class Session(Actor):
     # ------------------------------------------------------------------ messages
 
     async def on_message(self, message: Any, sender: Sender) -> Any:
-        """React to one message."""
+        """React to one message. What goes wrong with one request is told to its asker, and ends nothing else.
+
+        Not so with `Tokens`: what was not written here of them, only a successor gets again.
+        """
         match message:
             case Tokens():
                 self._inlet.take(message, (sender.name, sender.epoch))
             case Consumed() | Leave():
                 self._take_word(message)
+            case OpenTurn() | Attach() | CancelTurn() | ReadTurn():
+                try:
+                    return self._serve(message, sender)
+                except Exception as error:  # noqa: BLE001 - the asker repeats it: it would end every incarnation
+                    self._explain(message.request_id, error)
+                    return TurnRefused(BROKEN)
+            case LiveTurns():
+                live = {*self._turns, *self._settling, *self._earlier.admissions}
+                return LiveTurnList(tuple(i for i in message.request_ids if i in live))
+            case ReadMetrics():
+                return Metrics(self._metrics())
+        return None
+
+    def _serve(self, message: _Request, sender: Sender) -> Any:
+        match message:
             case OpenTurn():
                 return self._open(message, sender)
             case Attach():
                 return self._attach(message, sender)
             case CancelTurn():
                 return self._cancel(message, sender)
-            case ReadTurn() | LiveTurns() | ReadMetrics():
-                return self._tell_about(message)
-        return None
+            case ReadTurn():
+                history = self._host.journal.history(message.owner, message.request_id)
+                return record_of(history) if history else TurnRefused(not_found(message.request_id))
+
+    def _explain(self, request_id: str, error: Exception) -> None:
+        """Count a request that failed, and say why in the log, once for each turn."""
+        self._host.counters["requests_failed"] += 1
+        if request_id in self._explained:
+            return
+        if len(self._explained) >= MAX_EXPLAINED:
+            self._explained.clear()
+        self._explained.add(request_id)
+        log.error("a request for turn %s failed", request_id, exc_info=error)
 
     def _take_word(self, message: Consumed | Leave) -> None:
         reader = self._readers.get((message.request_id, message.reader or message.request_id))
@@ -187,15 +256,6 @@ class Session(Actor):
             reader.consumed(message.through)
         else:
             reader.leave()
-
-    def _tell_about(self, message: ReadTurn | LiveTurns | ReadMetrics) -> Any:
-        if isinstance(message, ReadMetrics):
-            return Metrics(self._metrics())
-        if isinstance(message, LiveTurns):
-            live = {*self._turns, *self._settling, *self._earlier.admissions}
-            return LiveTurnList(tuple(i for i in message.request_ids if i in live))
-        history = self._host.journal.history(message.owner, message.request_id)
-        return record_of(history) if history else TurnRefused(not_found(message.request_id))
 
     async def on_cancel(self, sender: Sender) -> None:
         """The edge no longer waits for its answer."""
@@ -265,12 +325,12 @@ class Session(Actor):
             if admission.scope.cancelled_caught:
                 return
             turn = Turn(self._host, admitted, time.time())
+            row = journal_records.Turn(row_of(admitted, turn.created))
         except Exception as group:  # noqa: BLE001 - a bug in one turn ends that turn
             self._earlier.admissions.pop(request_id, None)
             await self._refuse(admission, first_error(group))
             return
         admission.is_opening = True
-        row = journal_records.Turn(_opening_row(turn))
         await self._host.writer.commit(row.opening, then=partial(self._opened, turn))
         for asker in admission.askers:
             await self.context.reply(asker.sender, opened_of(row, after=0, replayed=asker.replayed))
@@ -344,11 +404,23 @@ class Session(Actor):
     async def _read(self, reader: Reader, live: Turn | None) -> None:
         try:
             await reader.run()
+        except Exception as error:  # noqa: BLE001 - one reader's fault, who would come back to the next incarnation
+            self._explain(reader.request_id, error)
+            await self._break_off(reader)
         finally:
             if self._readers.get((reader.request_id, reader.name)) is reader:
                 del self._readers[reader.request_id, reader.name]
             if live is not None:
                 live.detach(reader)
+
+    async def _break_off(self, reader: Reader) -> None:
+        """Tell a reader that it hears no more, in place of its next event. One that is not reached asks again."""
+        name, epoch = reader.edge
+        last = TurnEvents(reader.request_id, (TurnFailed(reader.sent + 1, BROKEN),), (), reader.name)
+        try:
+            await self.context.tell(name, last, to_epoch=epoch, owner=reader.owner)
+        except AskFailed as error:
+            log.info("reader %s of turn %s was not told: %s", reader.name, reader.request_id, error)
 
     def _cancel(self, message: CancelTurn, sender: Sender) -> Any:
         turn = self._turns.get(message.request_id)
@@ -380,22 +452,3 @@ class Session(Actor):
             for key, value in sorted(counters.items())
         ]
         return tuple(lines)
-
-
-def _opening_row(turn: Turn) -> journal_records.Opening:
-    admitted: Admitted = turn.admitted
-    opening = admitted.opening
-    return journal_records.Opening(
-        opening.owner,
-        opening.request_id,
-        turn.created,
-        admitted.model,
-        admitted.batcher,
-        opening.idempotency_key,
-        opening.body_digest,
-        encode(opening),
-        admitted.prompt,
-        encode(admitted.allow),
-        encode(admitted.headers),
-        encode(admitted.hit) if admitted.hit else b"",
-    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from actors.bell import Bell
 from actors.protocol import (
@@ -23,8 +24,9 @@ from actors.protocol import (
     TurnEvent,
     TurnFailed,
 )
+from store.answer import pack_answer
 from store.journal import Journal, JournalError
-from store.journal_records import Event, Record
+from store.journal_records import Event, Opening, Record
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +52,49 @@ def decode_allow(data: bytes) -> Allow:
     return msgspec.msgpack.decode(data, type=Allow)
 
 
+@frozen
+class _OpenedBy:
+    """The one field of an opening that is read whatever the others are."""
+
+    key_id: str
+
+
+def key_id_of(row: Opening) -> str:
+    """Return the API key that opened a turn; "" when nothing in its row says so."""
+    if row.key_id:
+        return row.key_id
+    try:
+        return msgspec.msgpack.decode(row.opening, type=_OpenedBy).key_id
+    except (msgspec.MsgspecError, ValueError):
+        return ""
+
+
+@frozen
+class _PlainHit:
+    """A hit as it was written before answers travelled packed."""
+
+    request_id: str
+    release: str
+    entry: str
+    answer: str
+    score: float
+    threshold: float
+    propensity: float = 1.0
+    arm: str = "policy"
+
+
 def decode_hit(data: bytes) -> Hit | None:
-    """Undo `encode`; no bytes are no answer."""
-    return msgspec.msgpack.decode(data, type=Hit) if data else None
+    """Undo `encode`, today's or that of before; no bytes are no answer."""
+    if not data:
+        return None
+    try:
+        return msgspec.msgpack.decode(data, type=Hit)
+    except msgspec.ValidationError:
+        old = msgspec.msgpack.decode(data, type=_PlainHit)
+    packed = pack_answer(old.answer, sys.maxsize)
+    return Hit(
+        old.request_id, old.release, old.entry, packed, old.score, old.threshold, old.propensity, old.arm
+    )
 
 
 def decode_error(data: bytes) -> ErrorBody | None:

@@ -13,13 +13,36 @@ from actors.turn_journal import (
     decode_headers,
     decode_hit,
     decode_opening,
+    encode,
+    key_id_of,
 )
 from actors.turn_settlement import Settlement, settlement_of
-from store.journal_records import History, Turn
+from store.journal_records import History, Opening, Turn
+from store.journal_salvage import UNREADABLE
+
+
+def row_of(admitted: Admitted, created: float) -> Opening:
+    """Return the journal's row of a turn that everybody said yes to. `created` is in Unix seconds."""
+    opening = admitted.opening
+    return Opening(
+        opening.owner,
+        opening.request_id,
+        created,
+        admitted.model,
+        admitted.batcher,
+        opening.idempotency_key,
+        opening.body_digest,
+        encode(opening),
+        admitted.prompt,
+        encode(admitted.allow),
+        encode(admitted.headers),
+        encode(admitted.hit) if admitted.hit else b"",
+        opening.key_id,
+    )
 
 
 def admitted_of(turn: Turn) -> Admitted:
-    """Return what a journalled turn started with."""
+    """Return what a journalled turn started with: undo `row_of`. Raises for a row that does not decode."""
     row = turn.opening
     return Admitted(
         decode_opening(row.opening),
@@ -43,7 +66,7 @@ def opened_of(turn: Turn, *, after: int, replayed: bool) -> TurnOpened:
 
 
 def settlement_of_history(history: History, status: TurnStatus) -> Settlement:
-    """Return what a turn owes, from the journal alone."""
+    """Return what a turn owes, from the journal alone. Raises for an opening that does not decode."""
     admitted = admitted_of(history.turn)
     counts = [
         sum(len(chunk.tokens) for chunk in history.chunks if chunk.choice == choice)
@@ -55,8 +78,42 @@ def settlement_of_history(history: History, status: TurnStatus) -> Settlement:
     )
 
 
+def settlement_of_rows(history: History, status: TurnStatus) -> Settlement:
+    """Return what a turn owes whose opening does not decode: what the rest of its rows bear out, or nothing.
+
+    With its chunks whole that is the same as ever. What cannot be shown is not charged.
+    """
+    row = history.turn.opening
+    label = _fast_answer_of(row) if row.answer else ""
+    counts: dict[int, int] = {}
+    for chunk in () if row.answer else history.chunks:
+        counts[chunk.choice] = counts.get(chunk.choice, 0) + len(chunk.tokens)
+    prompt_tokens = 0 if row.answer else len(row.prompt)
+    cached = next((c.cached_tokens for c in history.chunks if c.choice == 0 and c.position == 0), 0)
+    received = sum(counts.values())
+    is_known = not history.is_damaged and bool(label or not row.answer)
+    return Settlement(
+        row.request_id,
+        row.owner,
+        key_id_of(row),
+        row.model,
+        Usage(prompt_tokens, received, cached),
+        tuple((choice, 0, count) for choice, count in sorted(counts.items()) if count),
+        label,
+        is_due=is_known and (status != "failed" or received > 0),
+    )
+
+
+def _fast_answer_of(row: Opening) -> str:
+    """Return `<release>/<entry>` of a turn that the catalog answered; "" when that cannot be read."""
+    try:
+        return dict(decode_headers(row.headers)).get("x-antiphon-fast-answer", "")
+    except UNREADABLE:
+        return ""
+
+
 def record_of(history: History) -> TurnRecord:
-    """Return the turn as `ReadTurn` answers it."""
+    """Return the turn as `ReadTurn` answers it. Raises for rows that do not decode."""
     turn, row = history.turn, history.turn.opening
     opening = decode_opening(row.opening)
     events = [decode_event(record) for record in history.events]

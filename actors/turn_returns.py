@@ -8,6 +8,7 @@ from attrs import define, field
 from actors.protocol import ErrorBody, OpenTurn
 from actors.turn_errors import INVALID
 from actors.turn_host import Host
+from actors.turn_journal import key_id_of
 from store.journal_records import Turn
 from supervision.actor import Sender
 
@@ -53,6 +54,7 @@ class Earlier:
     def find(self, opening: OpenTurn, now: float) -> Admission | Turn | ErrorBody | None:
         """Return the turn that this request comes back to; an error when its key belongs to another body.
 
+        Only turns of the same API key count: two keys of one account know nothing of each other's.
         `now` is Unix seconds. None: it is a new turn.
         """
         if opening.idempotency_key:
@@ -63,24 +65,27 @@ class Earlier:
 
     def _by_key(self, opening: OpenTurn) -> Admission | Turn | ErrorBody | None:
         key = opening.idempotency_key
-        for admission in self._admitting(opening.owner):
+        for admission in self._admitting(opening):
             if admission.opening.idempotency_key == key:
                 same = admission.opening.body_digest == opening.body_digest
                 return admission if same else MISMATCH
-        turn = self.host.journal.by_idempotency_key(opening.owner, key)
-        if turn is None:
+        turn = self.host.journal.by_idempotency_key(opening.owner, opening.key_id, key)
+        if turn is None or key_id_of(turn.opening) != opening.key_id:
             return None
         if turn.opening.body_digest != opening.body_digest:
             return MISMATCH
         return turn if turn.status in _REPLAYED else None
 
     def _by_body(self, opening: OpenTurn, now: float) -> Admission | Turn | None:
-        for admission in self._admitting(opening.owner):
+        for admission in self._admitting(opening):
             if admission.opening.body_digest == opening.body_digest:
                 return admission
         since = now - self.host.settings.retry_window
-        turn = self.host.journal.by_body(opening.owner, opening.body_digest, since)
-        return turn if turn is not None and turn.status in _REPLAYED else None
+        turn = self.host.journal.by_body(opening.owner, opening.key_id, opening.body_digest, since)
+        if turn is None or key_id_of(turn.opening) != opening.key_id:
+            return None
+        return turn if turn.status in _REPLAYED else None
 
-    def _admitting(self, owner: str) -> list[Admission]:
-        return [a for a in self.admissions.values() if a.opening.owner == owner]
+    def _admitting(self, asked: OpenTurn) -> list[Admission]:
+        by = (asked.owner, asked.key_id)
+        return [a for a in self.admissions.values() if (a.opening.owner, a.opening.key_id) == by]

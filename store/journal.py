@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from attrs import define, field
+from attrs import define, evolve, field
 
 from store import wal
 from store.journal_records import (
@@ -40,6 +40,7 @@ from store.journal_records import (
     to_plain,
     unpack_tokens,
 )
+from store.journal_salvage import ANYBODYS, UNREADABLE, salvage_steps
 
 SCHEMA_VERSION: Final = 1
 TRIM_ROWS: Final = 512
@@ -65,7 +66,8 @@ CREATE TABLE IF NOT EXISTS turns (
     error BLOB NOT NULL DEFAULT x'',
     steps BLOB NOT NULL DEFAULT x'',
     settled INTEGER NOT NULL DEFAULT 0,
-    charged INTEGER NOT NULL DEFAULT 0
+    charged INTEGER NOT NULL DEFAULT 0,
+    key_id TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS turns_by_key ON turns (owner, idempotency_key) WHERE idempotency_key <> '';
 CREATE INDEX IF NOT EXISTS turns_by_body ON turns (owner, body_digest) WHERE body_digest <> '';
@@ -76,8 +78,10 @@ CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY AUTOINCREMENT, steps BLOB
 """
 _COLUMNS = (
     "owner, request_id, created, model, batcher, idempotency_key, body_digest, opening, prompt, verdict,"
-    " headers, answer, status, finished, error, settled, charged"
+    " headers, answer, key_id, status, finished, error, settled, charged"
 )
+_PROMPT, _OPENING_COLUMNS = 8, 13
+"""Of `_COLUMNS`: where the prompt is, and how many belong to the opening."""
 
 
 class JournalError(Exception):
@@ -94,6 +98,8 @@ class _OpenTurn:
     events: list[Event] = field(factory=list)
     """Those of `steps`; sequence n is at n - 1."""
     verdicts: dict[int, Verdict] = field(factory=dict)
+    is_damaged: bool = False
+    """Rows of its log cannot be read."""
 
     def add(self, step: Step) -> None:
         if isinstance(step, Verdict):
@@ -112,6 +118,7 @@ class Journal:
     """One session host's journal. Each method is a whole unit of work; only `checkpoint` waits for a flush.
 
     Reads of single turns take the owner first and see only that owner's; `unfinished` is the host's own view.
+    They raise an error of `store.journal_salvage.UNREADABLE` for a row that does not decode.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -125,6 +132,7 @@ class Journal:
             self._db = wal.connect(self.path)
             self._check_version()
             self._db.executescript(_SCHEMA)
+            self._add_key_id()
             self._recall()
         except (OSError, sqlite3.Error) as error:
             raise JournalError(
@@ -141,18 +149,27 @@ class Journal:
             )
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
+    def _add_key_id(self) -> None:
+        """Give a file of before the column; the program that made it can still use it."""
+        if "key_id" not in {row[1] for row in self._db.execute("PRAGMA table_info(turns)")}:
+            self._db.execute("ALTER TABLE turns ADD COLUMN key_id TEXT NOT NULL DEFAULT ''")
+
     def _recall(self) -> None:
-        """Read the log of every open turn back into memory."""
+        """Read the log of every open turn back into memory. A turn with steps that cannot be read is damaged."""
         last = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='log'").fetchone()
         self._next_row = last[0] + 1 if last else 1
         rows = self._db.execute("SELECT owner, request_id, first_row FROM turns WHERE finished IS NULL")
         self._open = {request_id: _OpenTurn(owner, first) for owner, request_id, first in rows}
-        for (steps,) in self._db.execute(
-            "SELECT steps FROM log WHERE id >= ? ORDER BY id", (self._oldest(),)
+        for row_id, data in self._db.execute(
+            "SELECT id, steps FROM log WHERE id >= ? ORDER BY id", (self._oldest(),)
         ):
-            for step in _decode(steps):
+            steps, damaged = salvage_steps(data)
+            for step in steps:
                 if step.request_id in self._open:
                     self._open[step.request_id].add(step)
+            for request_id, turn in self._open.items():
+                if request_id in damaged or (ANYBODYS in damaged and turn.first_row <= row_id):
+                    turn.is_damaged = True
 
     def _oldest(self) -> int:
         """First log row that an open turn needs, or the one to come."""
@@ -203,7 +220,8 @@ class Journal:
     def _insert(self, opening: Opening) -> None:
         self._db.execute(
             "INSERT INTO turns (owner, request_id, created, model, batcher, idempotency_key, body_digest,"
-            " opening, prompt, verdict, headers, answer, first_row) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            " opening, prompt, verdict, headers, answer, key_id, first_row)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 opening.owner,
                 opening.request_id,
@@ -217,6 +235,7 @@ class Journal:
                 opening.verdict,
                 opening.headers,
                 opening.answer,
+                opening.key_id,
                 self._next_row,
             ),
         )
@@ -258,12 +277,15 @@ class Journal:
     # ------------------------------------------------------------------ reading
 
     def unfinished(self) -> list[History]:
-        """Return every turn that is open, or ended and not yet settled and charged, oldest first."""
+        """Return every turn that is open, or ended and not yet settled and charged, oldest first.
+
+        Never raises for rows that do not decode: a turn that has some is marked as damaged.
+        """
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM turns WHERE finished IS NULL OR settled = 0 OR charged = 0"  # noqa: S608
             " ORDER BY created, rowid"
         ).fetchall()
-        return [self._history(_turn(row)) for row in rows]
+        return [self._salvaged(row) for row in rows]
 
     def history(self, owner: str, request_id: str) -> History | None:
         """Return all that is known of `owner`'s turn; None when there is none, or it is another's."""
@@ -280,15 +302,22 @@ class Journal:
             self._db.execute("SELECT 1 FROM turns WHERE request_id=?", (request_id,)).fetchone() is not None
         )
 
-    def by_idempotency_key(self, owner: str, key: str) -> Turn | None:
-        """Return `owner`'s newest turn that was opened with this idempotency key."""
-        return self._one("owner=? AND idempotency_key=? AND idempotency_key <> ''", (owner, key))
+    def by_idempotency_key(self, owner: str, key_id: str, key: str) -> Turn | None:
+        """Return `owner`'s newest turn that this API key opened with this idempotency key.
 
-    def by_body(self, owner: str, digest: str, since: float) -> Turn | None:
-        """Return `owner`'s newest turn with this body that is open, or ended after `since` (Unix seconds)."""
+        Or one of which its row does not say which API key opened it.
+        """
         return self._one(
-            "owner=? AND body_digest=? AND body_digest <> '' AND (finished IS NULL OR finished >= ?)",
-            (owner, digest, since),
+            "owner=? AND idempotency_key=? AND idempotency_key <> '' AND key_id IN (?, '')",
+            (owner, key, key_id),
+        )
+
+    def by_body(self, owner: str, key_id: str, digest: str, since: float) -> Turn | None:
+        """Return the newest such turn with this body that is open, or ended after `since` (Unix seconds)."""
+        return self._one(
+            "owner=? AND body_digest=? AND body_digest <> '' AND key_id IN (?, '')"
+            " AND (finished IS NULL OR finished >= ?)",
+            (owner, digest, key_id, since),
         )
 
     def events(self, owner: str, request_id: str, after: int) -> list[Event]:
@@ -326,6 +355,19 @@ class Journal:
         owner, request_id = turn.opening.owner, turn.opening.request_id
         live = self._live(owner, request_id)
         return History.of(turn, live.all() if live else self._ended(owner, request_id))
+
+    def _salvaged(self, row: tuple[Any, ...]) -> History:
+        """Return what can be read of a turn, and whether that is all."""
+        try:
+            turn, is_damaged = _turn(row), False
+        except UNREADABLE:
+            turn, is_damaged = _turn((*row[:_PROMPT], b"", *row[_PROMPT + 1 :])), True
+        live = self._open.get(turn.opening.request_id)
+        try:
+            history = self._history(turn)
+        except UNREADABLE:
+            return History(turn, is_damaged=True)
+        return evolve(history, is_damaged=is_damaged or (live is not None and live.is_damaged))
 
     # ------------------------------------------------------------------ upkeep
 
@@ -366,6 +408,7 @@ def _decode(data: bytes) -> list[Step]:
 
 
 def _turn(row: tuple[Any, ...]) -> Turn:
-    opening, (status, finished, error, settled, charged) = list(row[:12]), row[12:]
-    opening[8] = unpack_tokens(opening[8])
+    opening = list(row[:_OPENING_COLUMNS])
+    opening[_PROMPT] = unpack_tokens(opening[_PROMPT])
+    status, finished, error, settled, charged = row[_OPENING_COLUMNS:]
     return Turn(Opening(*opening), status, finished, error, bool(settled), bool(charged))

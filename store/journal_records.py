@@ -43,6 +43,8 @@ class Opening:
     headers: bytes
     answer: bytes = b""
     """The catalog's answer, when it has one."""
+    key_id: str = ""
+    """The API key that opened it; "" in rows of a program that did not note it here."""
 
 
 @frozen
@@ -161,6 +163,8 @@ class History:
     events: tuple[Event, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     """The newest of each choice."""
+    is_damaged: bool = False
+    """Some of its rows cannot be read: what is here may have gaps."""
 
     @classmethod
     def of(cls, turn: Turn, steps: Sequence[Step]) -> History:

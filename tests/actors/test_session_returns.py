@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 from actors.protocol import OpenTurn, ReadTurn, TurnDone, TurnRefused
@@ -94,6 +98,66 @@ async def test_a_key_belongs_to_its_owner(tmp_path: Path) -> None:
         await second.run()
         assert second.opened.request_id == second.opening.request_id
         assert not second.opened.replayed
+
+
+@pytest.mark.parametrize("fields", [{"idempotency_key": "k"}, {"is_retry": True}])
+@on_virtual_time
+async def test_a_repetition_is_of_one_api_key(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", body_digest="d", **fields)
+        other = await same_again(small, first, body_digest="d", key_id="key-2", **fields)
+        await other.run()
+        assert not other.opened.replayed
+        for key_id, mine in (("key-1", first), ("key-2", other)):
+            again = await same_again(small, first, body_digest="d", key_id=key_id, **fields)
+            await again.run()
+            assert again.opened.replayed
+            assert again.request_id == mine.request_id
+        await trio.sleep(5)
+        assert {name: charge.key_id for name, (charge,) in small.books.charges.items()} == {
+            first.request_id: "key-1",
+            other.request_id: "key-2",
+        }
+
+
+@pytest.mark.parametrize("fields", [{"idempotency_key": "k"}, {"is_retry": True}])
+@on_virtual_time
+async def test_two_api_keys_at_the_same_instant_are_two_turns(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = small.reader(small.opening("go", body_digest="d", **fields))
+        other = await same_again(small, first, body_digest="d", key_id="key-2", **fields)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run)
+            nursery.start_soon(other.run)
+        assert [first.opened.replayed, other.opened.replayed] == [False, False]
+
+
+@on_virtual_time
+async def test_another_api_keys_body_is_no_mismatch(tmp_path: Path) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", idempotency_key="k", body_digest="d")
+        other = await same_again(small, first, idempotency_key="k", body_digest="other", key_id="key-2")
+        await other.run()
+        assert other.refused is None
+        assert not other.opened.replayed
+
+
+@pytest.mark.parametrize("fields", [{"idempotency_key": "k"}, {"is_retry": True}])
+@on_virtual_time
+async def test_in_a_journal_of_before_the_opening_says_which_api_key_it_was(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    async with small_tree(tmp_path, script_of(TEXT)) as small:
+        first = await small.say("go", body_digest="d", **fields)
+        await trio.sleep(1)
+        await small.tree.kill("session.0")
+        with closing(sqlite3.connect(tmp_path / "journal" / "session.0.sqlite")) as db:
+            db.execute("ALTER TABLE turns DROP COLUMN key_id")
+        await small.start("session.0")
+        for key_id, replayed in (("key-1", True), ("key-2", False)):
+            again = await same_again(small, first, body_digest="d", key_id=key_id, **fields)
+            await again.run()
+            assert again.opened.replayed is replayed
 
 
 @on_virtual_time

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,8 +62,8 @@ def test_every_read_of_a_turn_is_its_owners(path: Path) -> None:
     assert journal.history("other", "r1") is None
     assert journal.events("other", "r1", 0) == []
     assert journal.verdicts("other", "r1") == []
-    assert journal.by_idempotency_key("other", "k") is None
-    assert journal.by_body("other", "d", 0.0) is None
+    assert journal.by_idempotency_key("other", "", "k") is None
+    assert journal.by_body("other", "", "d", 0.0) is None
     assert journal.taken("r1")
     journal.write([Close("r1", "completed", 200.0)])
     assert journal.events("other", "r1", 0) == []
@@ -104,9 +105,94 @@ def test_the_newest_turn_with_a_key_or_a_body_is_found(path: Path) -> None:
     journal.write([opening("r1", idempotency_key="k", body_digest="d", created=1.0)])
     journal.write([opening("r2", idempotency_key="k", body_digest="d", created=2.0)])
     journal.write([Close("r1", "completed", 50.0), Close("r2", "completed", 60.0)])
-    assert journal.by_idempotency_key("acme", "k").opening.request_id == "r2"  # type: ignore[union-attr]
-    assert journal.by_body("acme", "d", 55.0).opening.request_id == "r2"  # type: ignore[union-attr]
-    assert journal.by_body("acme", "d", 61.0) is None
+    assert journal.by_idempotency_key("acme", "", "k").opening.request_id == "r2"  # type: ignore[union-attr]
+    assert journal.by_body("acme", "", "d", 55.0).opening.request_id == "r2"  # type: ignore[union-attr]
+    assert journal.by_body("acme", "", "d", 61.0) is None
+
+
+def test_two_keys_of_one_account_do_not_see_each_others_repetitions(path: Path) -> None:
+    journal = Journal(path)
+    journal.write([opening("r1", idempotency_key="k", body_digest="d", key_id="one", created=1.0)])
+    journal.write([opening("r2", idempotency_key="k", body_digest="d", key_id="two", created=2.0)])
+    for key_id, request_id in (("one", "r1"), ("two", "r2")):
+        for turn in (
+            journal.by_idempotency_key("acme", key_id, "k"),
+            journal.by_body("acme", key_id, "d", 0.0),
+        ):
+            assert turn is not None
+            assert (turn.opening.request_id, turn.opening.key_id) == (request_id, key_id)
+    assert journal.by_idempotency_key("acme", "three", "k") is None
+    assert journal.by_body("acme", "three", "d", 0.0) is None
+
+
+def test_a_file_that_does_not_say_which_key_opened_a_turn_is_read(path: Path) -> None:
+    journal = Journal(path)
+    journal.write([opening(idempotency_key="k", body_digest="d"), Event("r1", 1, "TextDelta", b"one")])
+    journal.close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE turns DROP COLUMN key_id")
+    db.close()
+    journal = Journal(path)
+    (history,) = journal.unfinished()
+    assert history.turn.opening == opening(idempotency_key="k", body_digest="d")
+    assert history.turn == journal.by_idempotency_key("acme", "any", "k")
+    assert history.turn == journal.by_body("acme", "any", "d", 0.0)
+    journal.write([opening("r2", key_id="one")])
+    assert journal.turn("acme", "r2").opening.key_id == "one"  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------ rows that do not decode
+
+NO_MSGPACK = b"\xc1"
+"""The one byte that begins nothing."""
+
+
+def spoil(path: Path, sql: str, *values: object) -> Journal:
+    """Change the file behind the journal's back, and open it."""
+    db = sqlite3.connect(path)
+    with db:
+        assert db.execute(sql, values).rowcount == 1
+    db.close()
+    return Journal(path)
+
+
+def three_turns(path: Path) -> None:
+    journal = Journal(path)
+    journal.write([opening("r1"), opening("r2")])
+    journal.write([Chunk("r1", 0, 0, (5,)), Event("r1", 1, "TextDelta", b"one")])
+    journal.write([Chunk("r2", 0, 0, (6,)), Event("r2", 1, "TextDelta", b"one")])
+    journal.write([opening("r3")])
+    journal.write([Event("r3", 1, "TurnDone", b"x"), Close("r3", "completed", 200.0)])
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "value", "damaged"),
+    [
+        ("UPDATE turns SET prompt = ? WHERE request_id = 'r1'", b"abc", {"r1"}),
+        ("UPDATE turns SET steps = ? WHERE request_id = 'r3'", NO_MSGPACK, {"r3"}),
+        ("UPDATE log SET steps = ? WHERE id = 1", NO_MSGPACK, {"r1", "r2"}),
+        ("UPDATE log SET steps = ? WHERE id = 1", msgspec.msgpack.encode([[9, "r1"]]), {"r1"}),
+        ("UPDATE log SET steps = ? WHERE id = 1", msgspec.msgpack.encode([[0, "r1", 0]]), {"r1"}),
+        ("UPDATE log SET steps = ? WHERE id = 1", msgspec.msgpack.encode([7]), {"r1", "r2"}),
+    ],
+)
+def test_a_row_that_does_not_decode_damages_its_turn_alone(
+    path: Path, sql: str, value: bytes, damaged: set[str]
+) -> None:
+    three_turns(path)
+    histories = {h.turn.opening.request_id: h for h in spoil(path, sql, value).unfinished()}
+    assert set(histories) == {"r1", "r2", "r3"}
+    assert {name for name, history in histories.items() if history.is_damaged} == damaged
+    assert histories["r2"].chunks == (Chunk("r2", 0, 0, (6,)),)
+
+
+def test_what_is_left_of_a_damaged_turn_is_there(path: Path) -> None:
+    three_turns(path)
+    journal = spoil(path, "UPDATE turns SET prompt = ? WHERE request_id = 'r1'", b"abc")
+    damaged = journal.unfinished()[0]
+    assert damaged.turn.opening == opening("r1", prompt=())
+    assert [event.sequence for event in damaged.events] == [1]
 
 
 def test_the_log_is_trimmed_to_what_open_turns_need(path: Path) -> None:
