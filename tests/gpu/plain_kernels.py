@@ -168,8 +168,9 @@ class PlainKernels:
 
 
 def _by_row(x: Floats, weight: Floats) -> Floats:
-    # One product per row: BLAS sums a matrix in another order than a vector.
-    return np.asarray(x @ weight.T, np.float32)
+    # A sum for each row by itself: a matrix product sums in another order than a vector's.
+    rows = [(weight * row).sum(1) for row in x]
+    return np.stack(rows) if rows else np.zeros((0, len(weight)), np.float32)
 
 
 def _normed(x: Floats, weight: Floats, eps: float) -> Floats:

@@ -24,7 +24,6 @@ from tests.gpu.cuda.cpu_device import COMPILER
 from tests.gpu.cuda.shim_device import Graph, ShimDevice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))  # as the engine's own tests do
-import plain_kernels
 import tiny_models
 from plain_kernels import PlainKernels
 
@@ -68,20 +67,6 @@ class Overlapping(PlainKernels):
 
     def start(self, program, batch):
         return program, batch
-
-
-@pytest.fixture(autouse=True)
-def _row_by_row(monkeypatch):
-    """A matrix product sums in another order than a vector's: here each row is summed on its own."""
-
-    def product(x, weight):
-        return (
-            np.stack([(weight * row).sum(1) for row in x])
-            if len(x)
-            else np.zeros((0, len(weight)), np.float32)
-        )
-
-    monkeypatch.setattr(plain_kernels, "_by_row", product)
 
 
 def plain(kernels=PlainKernels):
