@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
@@ -13,15 +14,18 @@ import trio
 from attrs import frozen
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, Handshake, WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.typing import AppWrapper, ConnectionState, H11SendableEvent
 from hypercorn.utils import parse_socket_addr
 from wsproto.events import Ping
 
+from actors.edge import request_ids
 from actors.edge.errors import ApiError, encode, invalid
 from actors.protocol import ErrorBody
 
@@ -30,6 +34,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 _LAST_WORDS = 1.0
 """Seconds that the rest of a refused body is read for when the server stops."""
+
+ID = b"x-request-id"
+TOO_LONG = 431
+"""What h11 hints at when a part of a request does not end."""
 
 
 @frozen
@@ -115,8 +123,8 @@ class Connection(TCPServer):
             try:
                 with trio.move_on_after(self._limits.send, shield=True) as scope:
                     await self.stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                await self.protocol.handle(Closed())
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                await self.protocol.handle(Closed())  # busy: `_end` is at it, nothing can follow
                 return
             if scope.cancelled_caught:
                 self.abort()
@@ -200,10 +208,21 @@ class GuardedH11(H11Protocol):
         """The client said all of its request: nothing of it is unread."""
         return self.connection.their_state in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}
 
+    @property
+    def _is_head(self) -> bool:
+        """The request at hand is a HEAD: its answer has no content."""
+        return getattr(self.connection, "_request_method", None) == b"HEAD"
+
     async def ping(self) -> None:
         """Ask a silent websocket for a sign of life."""
         if isinstance(self.stream, WSStream):
             await self.stream._send_wsproto_event(Ping())  # noqa: SLF001 - hypercorn has no public way
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Hypercorn's way from a stream to the wire: what it answers by itself gets a request id too."""
+        if isinstance(event, Response) and all(name.lower() != ID for name, _ in event.headers):
+            event = replace(event, headers=[*event.headers, _new_id()])
+        await super().stream_send(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Take no part in an upgrade to HTTP/2: a server may pass over the offer."""
@@ -223,18 +242,35 @@ class GuardedH11(H11Protocol):
             raise ApiError(ErrorBody(505, "invalid_request_error", "Only HTTP/1.1 is served here."))
         if b"transfer-encoding" in names and b"content-length" in names:
             raise invalid("A request has Content-Length or Transfer-Encoding, not both.")
-        if size > self._limits.header_bytes or len(names) > self._limits.headers:
-            raise ApiError(ErrorBody(431, "invalid_request_error", "The request's headers are too large."))
-        if _asks_for_websocket(request) and self.connection.trailing_data[0]:
+        if size > self._limits.header_bytes:
+            raise too_long(self._head_is_too_long(f" It has {size}."))
+        if len(names) > self._limits.headers:
+            raise too_long(f"The request has {len(names)} headers; at most {self._limits.headers} are read.")
+        if _asks_for_websocket(request):
+            self._check_upgrade(request)
+
+    def _check_upgrade(self, request: h11.Request) -> None:
+        if self.connection.trailing_data[0]:
             raise invalid("Bytes after an upgrade request must wait for its answer.")
+        if not Handshake(list(request.headers), request.http_version.decode()).is_valid():
+            raise invalid("A websocket is asked for in HTTP/1.1, with a Sec-WebSocket-Key, for version 13.")
+
+    def _head_is_too_long(self, more: str = "") -> str:
+        limit = self._limits.header_bytes
+        return f"The request's head (its first line and headers) must have at most {limit} bytes.{more}"
 
     async def _refuse(self, body: ErrorBody) -> None:
         await self._answer(body)
         await self.send(Closed())
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Answer what is not HTTP, with a body that says so."""
+        """Answer what is not HTTP, or goes on for too long, with a body that says so."""
         error = "The request is not valid HTTP/1.1."
+        if status_code == TOO_LONG and self.stream is None:
+            error = self._head_is_too_long()
+        elif status_code == TOO_LONG:
+            limit = self._limits.header_bytes
+            error = f"The head of a chunk, or the trailers, must have at most {limit} bytes."
         await self._answer(ErrorBody(status_code, "invalid_request_error", error))
 
     async def _answer(self, body: ErrorBody) -> None:
@@ -243,19 +279,31 @@ class GuardedH11(H11Protocol):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),
             (b"connection", b"close"),
+            _new_id(),
         ]
         response = h11.Response(
             status_code=body.status, headers=list(chain(headers, self.config.response_headers("h11")))
         )
-        await self._send_h11_event(response)
-        await self._send_h11_event(h11.Data(data=data))
-        await self._send_h11_event(h11.EndOfMessage())
+        content = () if self._is_head else (h11.Data(data=data),)
+        events: tuple[H11SendableEvent, ...] = (response, *content, h11.EndOfMessage())
+        # In one piece: between two, the request's own task could answer, and neither answer would be whole.
+        written = b"".join(self.connection.send(event) or b"" for event in events)
+        await self.send(RawData(data=written))
+
+
+def too_long(message: str) -> ApiError:
+    """431: the head of the request is more than is read of one."""
+    return ApiError(ErrorBody(TOO_LONG, "invalid_request_error", message))
+
+
+def _new_id() -> tuple[bytes, bytes]:
+    return (ID, request_ids.mint("").encode())
 
 
 def _asks_for_websocket(request: h11.Request) -> bool:
-    return request.method == b"GET" and any(
-        n == b"upgrade" and v.strip().lower() == b"websocket" for n, v in request.headers
-    )
+    kinds = [v.strip().lower() for n, v in request.headers if n == b"upgrade"]
+    tokens = [t.strip().lower() for n, v in request.headers if n == b"connection" for t in v.split(b",")]
+    return request.method == b"GET" and b"websocket" in kinds and b"upgrade" in tokens
 
 
 def _without_compression(request: h11.Request) -> h11.Request:

@@ -7,11 +7,12 @@ from typing import Any
 
 import trio
 from attrs import evolve
-from quart import websocket
+from quart import g, websocket
+from werkzeug.datastructures import Headers
 
-from actors.edge import responses
+from actors.edge import request_ids, responses
 from actors.edge.errors import ApiError, error_object, internal, invalid, shown
-from actors.edge.opening import check_label, host_of, open_turn_message, read_call
+from actors.edge.opening import host_of, open_turn_message, read_call
 from actors.edge.response_rendering import ResponseEvents, Shape
 from actors.edge.services import Services
 from actors.edge.sse import encode
@@ -30,20 +31,21 @@ async def converse(services: Services) -> None:
     """Serve one connection: each frame is a request of its own, proved, limited and billed by itself.
 
     Frames that come while a response is on its way wait their turn. A frame that is refused gets one
-    `error` event, and the connection goes on. Raises `ApiError` before the upgrade when the key is not
-    good. Cancellation (the client is gone): the turn at hand is left.
+    `error` event, and the connection goes on. The answer to the upgrade has an `x-request-id`, and so has
+    each frame's error; a frame's response has its id. Raises `ApiError` before the upgrade when the key is
+    not good. Cancellation (the client is gone): the turn at hand is left.
     """
     services.identities.prove(websocket.headers, writes=True)
-    check_label(websocket.headers)
-    await websocket.accept()
+    await websocket.accept(Headers({"x-request-id": g.request_id}))
     while (frame := await _next_frame(services)) is not None:
+        g.request_id = request_ids.mint("")
         raw = frame.encode("utf-8", "surrogatepass") if isinstance(frame, str) else bytes(frame)
         try:
             await _respond(services, raw)
         except ApiError as error:
             await _send_error(error)
         except Exception as error:  # noqa: BLE001 - one frame's fault does not end the connection
-            log.warning("a websocket frame failed: %s", type(error).__name__)
+            log.warning("websocket frame %s failed: %s", g.request_id, type(error).__name__)
             await _send_error(internal())
     await websocket.close(GOING_AWAY, "the server is restarting")
 
@@ -70,6 +72,7 @@ async def _respond(services: Services, raw: bytes) -> None:
     call = evolve(read_call(identity, PATH, raw, websocket.headers), is_retry=False, idempotency_key="")
     host = host_of(services.context.tree, call)
     message = open_turn_message(call, asked, host, "responses", services.turn_seconds)
+    g.request_id = message.request_id
     opened, reader = await services.turns.open(message, host)
     try:
         shape = Shape(
@@ -119,9 +122,9 @@ async def _send(items: list[bytes]) -> None:
 
 
 async def _send_error(error: ApiError) -> None:
-    """Say why a frame was refused, as the HTTP face would: the same object, its status, and no response."""
+    """Say why a frame was refused, as the HTTP face would: the same object, its status, its headers."""
     body = error.body
-    headers = dict(body.headers)
+    headers = {"x-request-id": g.request_id, **dict(body.headers)}
     event = {"type": "error", "status": body.status, "error": error_object(body), "headers": headers}
     await _send([encode({**event, "sequence_number": 0, **_flat(error)})])
 

@@ -98,6 +98,12 @@ REFUSED = {
     "a large head": 431,
     "another version": 505,
     "non-ascii path": 400,
+    "noise": 400,
+    "two hosts": 400,
+    "websocket upgrade without a key": 400,
+    "websocket upgrade of another version": 400,
+    "websocket upgrade over http/1.0": 400,
+    "an endless head": 431,
 }
 
 
@@ -108,7 +114,66 @@ async def test_what_is_not_http_is_refused_with_a_body_and_closed(tmp_path, name
         head, _, body = (await d.raw(RAW[name])).partition(b"\r\n\r\n")
         assert int(head.split(b" ")[1]) == REFUSED[name]
         assert b"connection: close" in head.lower()
+        assert re.search(rb"\r\nx-request-id: [0-9a-f-]{36}(\r|$)", head.lower())
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+TOO_LONG = {
+    "many headers": "The request has 201 headers; at most 100 are read.",
+    "a large head": "its first line and headers) must have at most 32768 bytes. It has 40",
+    "an endless head": "its first line and headers) must have at most 32768 bytes.",
+    "an endless chunk head": "The head of a chunk, or the trailers, must have at most 32768 bytes.",
+}
+ENDLESS_CHUNK = {
+    "an endless chunk head": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;"
+    + b"x" * 40_000
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+@trio_test
+async def test_what_is_too_long_is_named_with_its_limit(tmp_path, name):
+    async with door(tmp_path) as d:
+        answer = await d.raw((RAW | ENDLESS_CHUNK)[name])
+        _, _, body = answer.partition(b"\r\n\r\n")
+        assert TOO_LONG[name] in json.loads(body)["error"]["message"]
+
+
+@trio_test
+async def test_a_head_that_is_refused_gets_an_answer_without_content(tmp_path):
+    async with door(tmp_path) as d:
+        head, _, body = (await d.raw(b"HEAD" + RAW["many headers"][3:])).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431")
+        assert b"x-request-id: " in head
+        assert body == b""
+        assert d.edge._server.contained == 0
+
+
+@trio_test
+async def test_a_refusal_is_whole_while_the_requests_own_task_answers_too(tmp_path):
+    request = ENDLESS_CHUNK["an endless chunk head"]
+    async with door(tmp_path) as d:
+        for _ in range(20):
+            _, _, body = (await d.raw(request)).partition(b"\r\n\r\n")
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        assert d.edge._server.contained == 0
+
+
+@trio_test
+async def test_bytes_sent_before_the_upgrades_answer_get_an_answer_with_an_id(tmp_path, monkeypatch):
+    async def wait_for_ever(_):
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("actors.edge.app.converse", wait_for_ever)
+    async with door(tmp_path) as d:
+        stream = await trio.open_tcp_stream("127.0.0.1", d.port)
+        async with stream:
+            await stream.send_all(UPGRADE + b"\r\n")
+            await until(lambda: any(c.protocol.stream for c in d.edge._server._open if not c.is_fresh))
+            await stream.send_all(b"\x81\x05hello")
+            head = (await stream.receive_some(1000)).lower()
+        assert head.startswith(b"http/1.1 400")
+        assert b"x-request-id: " in head
 
 
 @trio_test

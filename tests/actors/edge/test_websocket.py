@@ -88,6 +88,7 @@ async def test_a_bad_frame_gets_an_error_and_the_connection_goes_on(tmp_path, na
         assert error["type"] == "error"
         assert error["status"] in {400, 404}
         assert set(error["error"]) == {"message", "type", "param", "code"}
+        assert error["headers"]["x-request-id"]
         await socket.send_message(create().encode())
         assert text_of(await events_of(socket)) == GOLDEN
 
@@ -100,11 +101,12 @@ async def test_limits_are_checked_for_each_frame(tmp_path):
         )
         await socket.send_message(create())
         error = (await events_of(socket))[-1]
-        assert (error["status"], error["code"], error["headers"]) == (
+        assert (error["status"], error["code"], error["headers"]["retry-after"]) == (
             429,
             "rate_limit_exceeded",
-            {"retry-after": "1"},
+            "1",
         )
+        assert error["headers"]["x-request-id"] == d.script.openings[0].request_id
         d.script.refuse = None
         await socket.send_message(create())
         assert text_of(await events_of(socket)) == GOLDEN
@@ -133,6 +135,7 @@ async def test_no_upgrade_without_a_good_key(tmp_path):
         )
         assert rejected.status_code == 401
         assert json.loads(rejected.body)["error"]["code"] == "invalid_api_key"
+        assert [v for n, v in rejected.headers if n.lower() == b"x-request-id"]
         await d.golden()
 
 
@@ -187,6 +190,18 @@ async def test_a_socket_that_answers_no_ping_is_gone(tmp_path):
             )
             assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 101")
             await until(lambda: d.edge._server.connections == 0)
+
+
+@trio_test
+async def test_the_upgrade_and_each_refused_frame_have_request_ids_of_their_own(tmp_path):
+    async with door(tmp_path) as d, connect(d) as socket:
+        ids = {value for name, value in socket.handshake_headers if name.lower() == b"x-request-id"}
+        assert len(ids) == 1
+        for _ in range(2):
+            await socket.send_message("hello")
+            ids.add((await events_of(socket))[-1]["headers"]["x-request-id"].encode())
+        assert len(ids) == 3
+        assert all(len(i) == 36 for i in ids)
 
 
 @trio_test
