@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from actors.protocol import ChatMessage
 from actors.turn_text import Detokenizer
 from gpu import chat_template, tokenizer
+from gpu.errors import BadRequest
 from gpu.model_card import read_model_card
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, time of change and size of each file."""
+
+
+UNREAD_NAME = "this model's chat template does not read the names of such messages; leave it out"
 
 
 class ModelText(Protocol):
@@ -69,10 +74,22 @@ class FileModelText:
 
     def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the prompt's tokens."""
-        plain = [
-            {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in messages
-        ]
-        return chat_template.encode_chat(self.tokenizer, self.template, plain)
+        if any(m.name for m in messages):
+            self._check_names(messages)
+        return chat_template.encode_chat(self.tokenizer, self.template, [_plain(m) for m in messages])
+
+    def _check_names(self, messages: Sequence[ChatMessage]) -> None:
+        """Refuse a name that the template does not write into the prompt: it would be ignored.
+
+        The messages are rendered once with a mark for each name, and the marks looked for in the prompt.
+        """
+        draw = secrets.token_hex(8)  # no message has it
+        marks = {index: f"name{draw}n{index}e" for index, m in enumerate(messages) if m.name}
+        marked = [_plain(evolve(m, name=marks[index]) if m.name else m) for index, m in enumerate(messages)]
+        prompt = self.template.render(marked).lower()
+        for index, mark in marks.items():
+            if mark not in prompt:
+                raise BadRequest(f"messages[{index}].name", UNREAD_NAME)
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has."""
@@ -85,6 +102,11 @@ class FileModelText:
     def token_bytes(self, token: int) -> bytes:
         """Return a token's own bytes."""
         return self.tokenizer.token_bytes(token)
+
+
+def _plain(message: ChatMessage) -> dict[str, str]:
+    named = {"name": message.name} if message.name else {}
+    return {"role": message.role, "content": message.content, **named}
 
 
 @cache

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
-from quart import Response, g, has_request_context, request
+from quart import Response, g, has_request_context, request, websocket
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge, RequestTimeout
 
 from actors.edge import chat_completions, feedback, moderations, request_ids, responses, sse
-from actors.edge.chat_rendering import ChatStream, Gathered, completion
+from actors.edge.chat_rendering import ChatStream, Gathered, completion, stored_completion
 from actors.edge.errors import (
     ApiError,
     encode,
@@ -84,11 +84,13 @@ def create_app(services: Services, gauges: Callable[[], dict[str, float]]) -> Qu
     app.config["RESPONSE_TIMEOUT"] = None
     handlers = Handlers(services, gauges)
     app.before_request(handlers.begin)
+    app.before_websocket(handlers.begin_socket)
     app.after_request(handlers.finish)
     app.register_error_handler(ApiError, handlers.api_error)
     app.register_error_handler(HTTPException, handlers.http_error)
     app.register_error_handler(Exception, handlers.bug)
     app.post("/v1/chat/completions")(handlers.chat_completion)
+    app.get("/v1/chat/completions/<completion_id>")(handlers.get_chat_completion)
     app.post("/v1/responses")(handlers.create_response)
     app.get("/v1/responses/<response_id>")(handlers.get_response)
     app.post("/v1/responses/<response_id>/cancel")(handlers.cancel_response)
@@ -116,6 +118,11 @@ class Handlers:
         """Name the request."""
         g.request_id = request_ids.mint("")
         check_label(request.headers)
+
+    async def begin_socket(self) -> None:
+        """Name the request for an upgrade. Each frame gets a name of its own."""
+        g.request_id = request_ids.mint("")
+        check_label(websocket.headers)
 
     async def finish(self, response: Response) -> Response:
         """Put the request's id on the reply and count it."""
@@ -145,8 +152,9 @@ class Handlers:
         where = f"{request.method} {shown(request.path)}" if has_request_context() else "websocket"
         if error.code == 404:
             return await self.api_error(not_found(f"Unknown request URL: {where}."))
-        if error.code == 405:
-            return await self.api_error(method_not_allowed(f"Not allowed here: {where}."))
+        if isinstance(error, MethodNotAllowed):
+            allowed = error.valid_methods or ()
+            return await self.api_error(method_not_allowed(f"Not allowed here: {where}.", allowed))
         status = error.code if error.code is not None and error.code >= 400 else 500
         return await self.api_error(ApiError(ErrorBody(status, "invalid_request_error", error.name)))
 
@@ -180,6 +188,14 @@ class Handlers:
         gathered = await self._gather(listener, asked.n)
         made = completion(opened, gathered, logprobs=logprobs, service_tier=asked.service_tier)
         return _json(sse.encode(made), 200, opened.headers)
+
+    async def get_chat_completion(self, completion_id: str) -> Response:
+        """`GET /v1/chat/completions/{id}`: a finished turn that was to be stored. Costs nothing."""
+        identity = self._prove()
+        for name in request.args:
+            raise invalid(f"Unrecognized query parameter: {shown(name)}.", name if name.isascii() else "")
+        record = await self._completed(completion_id, identity)
+        return _json(sse.encode(stored_completion(record)), 200)
 
     async def create_response(self) -> Response:
         """`POST /v1/responses`."""
@@ -272,6 +288,19 @@ class Handlers:
         record = await self._services.turns.read(request_id, identity.account)
         if not record.store and record.status != "in_progress":
             raise not_found(f"Response with id 'resp_{request_id}' not found.")
+        return record
+
+    async def _completed(self, completion_id: str, identity: Identity) -> TurnRecord:
+        missing = not_found(f"Chat completion with id {shown(completion_id)} not found.")
+        request_id = request_ids.parse(completion_id, request_ids.CHAT_PREFIX)
+        if request_id is None:
+            raise missing
+        try:
+            record = await self._services.turns.read(request_id, identity.account)
+        except ApiError as error:
+            raise missing if error.body.status == 404 else error from None
+        if not record.store or record.status != "completed":
+            raise missing
         return record
 
     # ---------------------------------------------------------------- reading a request

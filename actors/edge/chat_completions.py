@@ -10,11 +10,11 @@ from actors.edge.errors import invalid, model_not_found, shown
 from actors.edge.sampling import (
     Extras,
     ModelInfo,
+    take_end_user,
     take_max_tokens,
     take_metadata,
     take_sampling,
     take_service_fields,
-    take_user,
 )
 from actors.edge.validation import Fields
 from actors.protocol import ChatMessage
@@ -53,7 +53,8 @@ class TurnRequest:
     """The client said `"store": false`: no row on it is kept either, so the catalog is not asked."""
     prompt_cache_key: str = ""
     metadata: tuple[tuple[str, str], ...] = ()
-    user: str = ""
+    end_user: tuple[str, ...] = ()
+    """What the client calls its end user, under either of the wire's names."""
     service_tier: str | None = None
     echo: dict[str, Any] = field(factory=dict)
     """Fields that the reply repeats as they were sent."""
@@ -61,7 +62,8 @@ class TurnRequest:
     @property
     def answerable_at_once(self) -> bool:
         """A first question without context or wishes of its own: what the catalog may answer."""
-        single = len(self.messages) == 1 and self.messages[0].role == "user"
+        first = self.messages[0]
+        single = len(self.messages) == 1 and first.role == "user" and not first.name
         plain = self.n == 1 and self.extras.is_default and not self.is_private
         return self.extras.fast_answers == "auto" and single and plain
 
@@ -120,7 +122,7 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         is_private=store is False,
         prompt_cache_key=fields.text("prompt_cache_key", 512) or "",
         metadata=take_metadata(fields),
-        user=take_user(fields),
+        end_user=take_end_user(fields),
         service_tier=take_service_fields(fields),
     )
     _refuse_unserved(fields)

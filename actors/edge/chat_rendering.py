@@ -19,6 +19,7 @@ from actors.protocol import (
     TurnEvent,
     TurnFailed,
     TurnOpened,
+    TurnRecord,
     Usage,
 )
 
@@ -141,15 +142,35 @@ def completion(
     return {
         **_head(opened, "chat.completion", service_tier),
         "choices": [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
-                "logprobs": chat_logprobs(choice.logprobs) if logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
+            _choice(
+                index,
+                choice.text,
+                choice.finish_reason,
+                chat_logprobs(choice.logprobs) if logprobs else None,
+            )
             for index, choice in enumerate(gathered.choices)
         ],
         "usage": chat_usage(gathered.usage or Usage(opened.prompt_tokens, 0), gathered.fast_answer),
+    }
+
+
+def stored_completion(record: TurnRecord) -> dict[str, Any]:
+    """Return a finished turn that was stored. What it keeps has no log-probabilities, asked for or not."""
+    ended = zip(record.texts, record.finish_reasons, strict=True)
+    return {
+        **_head(record, "chat.completion", "default"),
+        "choices": [_choice(index, text, reason, None) for index, (text, reason) in enumerate(ended)],
+        "usage": chat_usage(record.usage, record.fast_answer),
+        "metadata": dict(record.metadata),
+    }
+
+
+def _choice(index: int, text: str, finish_reason: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
     }
 
 
@@ -233,7 +254,7 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _head(opened: TurnOpened, kind: str, service_tier: str | None) -> dict[str, Any]:
+def _head(opened: TurnOpened | TurnRecord, kind: str, service_tier: str | None) -> dict[str, Any]:
     head = {
         "id": request_ids.CHAT_PREFIX + opened.request_id,
         "object": kind,

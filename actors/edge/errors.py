@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from actors.protocol import ErrorBody
 
@@ -63,9 +64,10 @@ def not_found(message: str) -> ApiError:
     return ApiError(ErrorBody(404, "invalid_request_error", message, "", "not_found"))
 
 
-def method_not_allowed(message: str) -> ApiError:
-    """405: the path is right and the verb is not."""
-    return ApiError(ErrorBody(405, "invalid_request_error", message))
+def method_not_allowed(message: str, allowed: Iterable[str]) -> ApiError:
+    """405: the path is right and the verb is not; `allowed` are those that are."""
+    headers = (("allow", ", ".join(sorted(allowed))),)
+    return ApiError(ErrorBody(405, "invalid_request_error", message, headers=headers))
 
 
 def timed_out(message: str) -> ApiError:

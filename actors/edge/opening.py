@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import frozen
 from werkzeug.datastructures import Headers
 
-from actors.edge import hosts, request_ids
+from actors.edge import hosts, request_ids, tracing
 from actors.edge.chat_completions import TurnRequest
 from actors.edge.errors import invalid, overloaded
 from actors.protocol import OpenTurn
@@ -90,7 +90,7 @@ def open_turn_message(
         fast_answers=call.identity.fast_answers and asked.answerable_at_once,
         deadline=deadline,
         metadata=asked.metadata,
-        user=asked.user,
+        user=tracing.marks(call.identity.account, asked.end_user),
         face=face,
         store=asked.store,
     )

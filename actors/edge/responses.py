@@ -16,7 +16,13 @@ from actors.edge.chat_completions import (
     text_of,
 )
 from actors.edge.errors import invalid, shown
-from actors.edge.sampling import take_max_tokens, take_metadata, take_sampling, take_service_fields, take_user
+from actors.edge.sampling import (
+    take_end_user,
+    take_max_tokens,
+    take_metadata,
+    take_sampling,
+    take_service_fields,
+)
 from actors.edge.validation import Fields
 from actors.protocol import ChatMessage
 
@@ -56,7 +62,7 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         is_private=not store,
         prompt_cache_key=fields.text("prompt_cache_key", 512) or "",
         metadata=take_metadata(fields),
-        user=take_user(fields),
+        end_user=take_end_user(fields),
         service_tier=take_service_fields(fields),
         echo=echo,
     )

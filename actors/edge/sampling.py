@@ -98,10 +98,10 @@ def take_metadata(fields: Fields) -> tuple[tuple[str, str], ...]:
     return tuple(pairs.items())
 
 
-def take_user(fields: Fields) -> str:
-    """Take `safety_identifier`, or `user`, its old name: a label of the end user, never an identity."""
-    user = fields.text("user", 512)
-    return fields.text("safety_identifier", 512) or user or ""
+def take_end_user(fields: Fields) -> tuple[str, ...]:
+    """Take `safety_identifier` and `user`, its old name: labels of the end user, never an identity."""
+    labels = (fields.text("safety_identifier", 512), fields.text("user", 512))
+    return tuple(label for label in labels if label)
 
 
 def take_service_fields(fields: Fields) -> str | None:

@@ -12,7 +12,8 @@ from collections import deque
 import trio
 from attrs import evolve
 
-from actors.protocol import ErrorBody, TextDelta, TurnDone, TurnEvent, TurnFailed
+from actors.edge.tracing import CUT_OFF, Trace
+from actors.protocol import ChoiceDone, ErrorBody, TextDelta, TurnDone, TurnEvent, TurnFailed
 
 
 class TurnReader:
@@ -43,6 +44,10 @@ class TurnReader:
         """Nothing more will come: the turn's last event is here, or the reader broke."""
         self.broken: ErrorBody | None = None
         """Why the edge itself gave up. Not an event of the turn: that may have gone on without us."""
+        self.trace: Trace | None = None
+        """Whose turn it is, when this reader's request opened it."""
+        self.cut_off: list[int] = []
+        """Choices that the safety policy ended."""
         self._waiting: deque[TurnEvent] = deque()
         self._limit = limit
         self._lengths: dict[int, int] = {}
@@ -100,6 +105,8 @@ class TurnReader:
             return
         self.received = event.sequence
         self.ended = isinstance(event, TurnDone | TurnFailed)
+        if isinstance(event, ChoiceDone) and event.finish_reason == CUT_OFF:
+            self.cut_off.append(event.choice)
         self._waiting.append(self._without_overlap(event))
 
     def _skips_text(self, event: TurnEvent) -> bool:

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from actors.edge import hosts
 from actors.edge.errors import ApiError, internal, not_found, overloaded
+from actors.edge.tracing import Trace
 from actors.edge.turn_reader import TurnReader
 from actors.protocol import (
     Attach,
@@ -110,8 +111,11 @@ class Turns:
         if isinstance(reply, TurnRefused):
             reader.host = ""  # nothing to leave there
             self.close(reader)
+            Trace.of(request).refused(reply.error)
             raise ApiError(reply.error)
         reader.request_id = reply.request_id
+        reader.trace = Trace.of(request, reply.request_id)
+        reader.trace.opened()
         return reply, reader
 
     def _listen(self, name: str, request_id: str, owner: str, host: str) -> TurnReader:
@@ -270,6 +274,8 @@ class Turns:
             return
         del self._readers[reader.name]
         self.duplicates += reader.duplicates
+        if reader.trace is not None and reader.cut_off:
+            reader.trace.cut_off(reader.cut_off)
         whole = reader.ended and reader.broken is None and reader.passed >= reader.received
         if not whole and reader.host:
             leave = Leave(reader.request_id, reader.name)

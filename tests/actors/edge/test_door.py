@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from actors.edge.tracing import mark
 from tests.actors.edge.harness import MESSAGES, Script, chat, door, trio_test, until
 
 NEEDED = ("safety.0", "router", "limiter", "ledger", "batcher.0")
@@ -32,6 +33,7 @@ async def test_nothing_of_v1_is_served_without_a_good_key(tmp_path, headers):
                 ("GET", "/v1/models/default"),
                 ("POST", "/v1/moderations"),
                 ("GET", "/v1/responses/resp_x"),
+                ("GET", "/v1/chat/completions/chatcmpl-x"),
                 ("POST", "/v1/responses/resp_x/cancel"),
             ]:
                 answer = await client.request(method, path)
@@ -66,7 +68,7 @@ async def test_a_turn_is_its_keys_and_never_what_the_body_says(tmp_path):
     async with door(tmp_path) as d:
         await d.post(chat(user="root"), headers={"x-client-request-id": "label"})
         opening = d.script.openings[0]
-        assert (opening.owner, opening.user) == ("acme", "root")
+        assert (opening.owner, opening.user) == ("acme", mark("acme", "root"))
         assert opening.request_id != "label"
 
 
@@ -111,6 +113,13 @@ async def test_a_charset_is_fine_and_a_compressed_body_is_not(tmp_path):
             assert (await d.post(content=data, headers=extra)).status_code == status
 
 
+ALLOWED = {
+    "/v1/chat/completions": "OPTIONS, POST",
+    "/v1/models": "GET, HEAD, OPTIONS",
+    "/v1/chat/completions/chatcmpl-x": "GET, HEAD, OPTIONS",
+}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -118,6 +127,9 @@ async def test_a_charset_is_fine_and_a_compressed_body_is_not(tmp_path):
         ("GET", "/v1/nothing", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
+        ("DELETE", "/v1/chat/completions/chatcmpl-x", 405),
+        ("POST", "/v1/chat/completions/chatcmpl-x", 405),
+        ("GET", "/v1/chat/completions/chatcmpl-x/messages", 404),
         ("GET", "/v1/models/no/such", 404),
         ("GET", "/static/x", 404),
     ],
@@ -127,6 +139,7 @@ async def test_an_unknown_url_is_a_json_error(tmp_path, method, path, status):
     async with door(tmp_path) as d, d.http() as client:
         answer = await client.request(method, path)
         assert answer.status_code == status
+        assert answer.headers.get("allow", "") == ALLOWED.get(path, "")
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 

@@ -31,6 +31,19 @@ async def test_logprobs_are_parsed(tmp_path):
 
 
 @trio_test
+async def test_a_stored_completion_is_retrieved(tmp_path):
+    async with door(tmp_path) as d:
+        made = await d.sdk(lambda c: ask(c, store=True, metadata={"topic": "towns"}, n=2))
+        again = await d.sdk(lambda c: c.chat.completions.retrieve(made.id))
+        assert (again.id, again.choices, again.usage) == (made.id, made.choices, made.usage)
+        assert again.metadata == {"topic": "towns"}
+        unstored = await d.sdk(ask)
+        with pytest.raises(openai.NotFoundError) as caught:
+            await d.sdk(lambda c: c.chat.completions.retrieve(unstored.id))
+        assert unstored.id in caught.value.message
+
+
+@trio_test
 async def test_responses_whole_streamed_and_taken_up(tmp_path):
     async with door(tmp_path) as d:
         whole = await d.sdk(lambda c: c.responses.create(model="default", input="hi"))

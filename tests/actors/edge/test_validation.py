@@ -338,6 +338,7 @@ def test_every_sampling_field_arrives():
         include_stop_str_in_output=True,
         prompt_cache_key="k",
         user="u",
+        safety_identifier="s",
         metadata={"a": "b"},
         store=True,
         stream=True,
@@ -350,7 +351,7 @@ def test_every_sampling_field_arrives():
     assert (p.logit_bias, p.seed, p.min_tokens, p.ignore_eos) == (((5, -100.0), (7, 3.0)), 2**64 - 1, 2, True)
     assert (p.stop_token_ids, p.logprobs, p.max_tokens) == ((3,), 4, 9)
     assert (asked.n, asked.extras.stop, asked.extras.include_stop) == (2, ("a", "b"), True)
-    assert (asked.prompt_cache_key, asked.user, asked.metadata) == ("k", "u", (("a", "b"),))
+    assert (asked.prompt_cache_key, asked.end_user, asked.metadata) == ("k", ("s", "u"), (("a", "b"),))
     assert (asked.store, asked.stream, asked.include_usage) == (True, True, True)
     assert not asked.answerable_at_once
 
@@ -417,6 +418,7 @@ def test_only_a_first_plain_question_may_be_answered_at_once():
     assert read(stream=True, max_tokens=50, store=True).answerable_at_once
     assert read(temperature=1, top_p=1.0, top_k=0, presence_penalty=0, min_p=0, n=1).answerable_at_once
     assert read(tools=[], response_format={"type": "text"}, stop=None, seed=None).answerable_at_once
+    assert not read(messages=[{**MESSAGES[0], "name": "ann"}]).answerable_at_once
     for fields in (
         {"temperature": 0},
         {"temperature": 0.7},
