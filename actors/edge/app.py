@@ -261,6 +261,7 @@ class Handlers:
 
     async def _open(self, message: OpenTurn) -> tuple[TurnOpened, Listener]:
         opened, reader = await self._services.turns.open(message, g.host)
+        g.request_id = opened.request_id  # of the turn that it came back to: the reply is known by that name
         self._at_exit(reader)
         return opened, Listener(self._services.turns, reader)
 

@@ -43,6 +43,19 @@ async def test_a_rating_is_kept_under_the_name_of_its_request(tmp_path):
         )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@trio_test
+async def test_a_reply_that_is_replayed_is_rated_by_the_name_it_carries(tmp_path, stream):
+    async with rated(tmp_path) as d:
+        key = {"idempotency-key": "k"}
+        first, again = [await d.post(chat(stream=stream), headers=key) for _ in range(2)]
+        name = first.headers["x-request-id"]
+        assert again.headers["x-request-id"] == name
+        answer = await d.post({"request_id": again.headers["x-request-id"], "rating": "up"}, PATH)
+        assert answer.status_code == 200
+        assert kept(tmp_path) == [(name, "acme", "up")]
+
+
 @trio_test
 async def test_somebody_elses_reply_and_none_at_all_are_the_same_404(tmp_path):
     async with rated(tmp_path) as d:
