@@ -213,6 +213,8 @@ class OpenTurn:
     face: Literal["chat", "responses"] = "chat"
     store: bool = True
     """The client may read the turn again by its id; the journal keeps it either way while a retry may come."""
+    echo: str = ""
+    """JSON of what the face repeats of the request when the turn is read again. Nobody else looks into it."""
 
 
 @message(repeatable=True)
@@ -316,6 +318,8 @@ class TurnRecord:
     """As the `OpenTurn` said; the edge shows a turn that has ended by its id only when it was to be stored."""
     fast_answer: str = ""
     """`<release>/<entry>` when the catalog answered."""
+    echo: str = ""
+    """As the `OpenTurn` said."""
 
 
 @frozen

@@ -143,4 +143,5 @@ def record_of(history: History) -> TurnRecord:
         len(events),
         opening.store,
         f"{hit.release}/{hit.entry}" if hit else "",
+        opening.echo,
     )

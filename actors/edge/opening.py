@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+import json
+from typing import Any, Literal
 
 from attrs import frozen
 from werkzeug.datastructures import Headers
@@ -17,6 +18,8 @@ from supervision.tree import Tree
 
 MAX_LABEL = 512
 MAX_IDEMPOTENCY_KEY = 255
+NOT_KEPT = ("user", "safety_identifier")
+"""Names of the client's own users: a reply repeats them, but nothing that lasts does."""
 
 
 @frozen
@@ -93,7 +96,13 @@ def open_turn_message(
         user=tracing.marks(call.identity.account, asked.end_user),
         face=face,
         store=asked.store,
+        echo=_kept(asked.echo),
     )
+
+
+def _kept(echo: dict[str, Any]) -> str:
+    found = {name: value for name, value in echo.items() if name not in NOT_KEPT}
+    return json.dumps(found) if found else ""
 
 
 def _is_printable(text: str) -> bool:

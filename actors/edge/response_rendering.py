@@ -7,6 +7,7 @@ whenever, gives each wire event the number that it had. The numbers rise strictl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,13 @@ class State:
 def shape_of(record: TurnRecord) -> Shape:
     """Return the shape of a turn as the journal has it."""
     return Shape(
-        record.request_id, record.model, record.created, record.background, record.store, record.metadata
+        record.request_id,
+        record.model,
+        record.created,
+        record.background,
+        record.store,
+        record.metadata,
+        json.loads(record.echo) if record.echo else {},
     )
 
 

@@ -225,6 +225,15 @@ async def test_a_turn_says_whether_it_is_to_be_stored(tmp_path: Path) -> None:
 
 
 @on_virtual_time
+async def test_a_turn_is_read_with_what_its_face_repeats(tmp_path: Path) -> None:
+    async with small_tree(tmp_path) as small:
+        reading = await small.say("hello", echo='{"temperature": 0}')
+        await small.restart("session.0")
+        record = await small.edge.ask("session.0", ReadTurn(reading.request_id, "acme"), timeout=5)
+        assert record.echo == '{"temperature": 0}'
+
+
+@on_virtual_time
 async def test_a_turn_that_is_not_stored_still_answers_a_retry_with_its_key(tmp_path: Path) -> None:
     async with small_tree(tmp_path) as small:
         first = await small.say("hello", store=False, idempotency_key="k", body_digest="d")

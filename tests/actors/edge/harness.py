@@ -245,6 +245,7 @@ def record_of(turn: ScriptedTurn) -> TurnRecord:
         len(turn.events),
         opening.store,
         last.fast_answer if isinstance(last, TurnDone) else "",
+        opening.echo,
     )
 
 

@@ -55,6 +55,43 @@ async def test_a_whole_response(tmp_path):
         assert d.script.openings[0].face == "responses"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0, "top_p": 0.5, "max_output_tokens": 64, "instructions": "be brief"},
+        {"prompt_cache_key": "p", "top_logprobs": 0},
+    ],
+)
+@trio_test
+async def test_a_response_that_is_read_again_says_what_it_said(tmp_path, fields):
+    async with door(tmp_path) as d:
+        made = (await d.post(ask(**fields), PATH)).json()
+        for name, value in fields.items():
+            assert made[name] == value
+        assert (await d.get(f"{PATH}/{made['id']}")).json() == made
+
+
+@trio_test
+async def test_a_name_of_the_clients_user_is_repeated_and_not_kept(tmp_path):
+    async with door(tmp_path) as d:
+        names = {"user": "their-1", "safety_identifier": "their-2"}
+        made = (await d.post(ask(temperature=0, **names), PATH)).json()
+        assert {name: made[name] for name in names} == names
+        assert "their" not in d.script.openings[0].echo
+        again = (await d.get(f"{PATH}/{made['id']}")).json()
+        assert again == {**made, **dict.fromkeys(names)}
+
+
+@trio_test
+async def test_a_stream_that_is_taken_up_begins_with_what_it_said(tmp_path):
+    async with door(tmp_path) as d:
+        events = await streamed(d, temperature=0.25, instructions="be brief")
+        name = events[0]["response"]["id"]
+        resumed = (await d.get(f"{PATH}/{name}", params={"stream": "true"})).text
+        assert [json.loads(e) for e in sse_events(resumed)] == events
+
+
 @trio_test
 async def test_a_streamed_response_has_its_events_in_order(tmp_path):
     async with door(tmp_path) as d:
