@@ -109,7 +109,9 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
     if n * params.max_tokens > bounds.generated:
         raise fields.refuse("n", f"n times max tokens must be at most {bounds.generated}")
     stream = fields.flag("stream") or False
-    store = fields.flag("store")
+    store, metadata = fields.flag("store"), take_metadata(fields)
+    if metadata and not store:
+        raise fields.refuse("metadata", 'metadata is kept with a stored completion: it needs "store": true')
     request = TurnRequest(
         model=model,
         messages=messages,
@@ -121,7 +123,7 @@ def parse(body: dict[str, Any], models: Models, bounds: Bounds) -> TurnRequest:
         store=store or False,
         is_private=store is False,
         prompt_cache_key=fields.text("prompt_cache_key", 512) or "",
-        metadata=take_metadata(fields),
+        metadata=metadata,
         end_user=take_end_user(fields),
         service_tier=take_service_fields(fields),
     )

@@ -191,7 +191,7 @@ def test_a_wrong_content_type_is_refused(served, kind):
         {"logit_bias": None},
         {"seed": None},
         {"metadata": None},
-        {"metadata": {"a": "b"}},
+        {"metadata": {"a": "b"}, "store": True},
         {"stream_options": None},
         {"tools": []},
         {"service_tier": "auto"},

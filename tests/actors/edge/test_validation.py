@@ -226,6 +226,7 @@ BAD = [
     ("metadata", {"k" * 65: "x"}),
     ("metadata", {"a": "x" * 513}),
     ("metadata", {str(i): "" for i in range(17)}),
+    ("metadata", {"kept": "nowhere"}),
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("response_format", "text"),
