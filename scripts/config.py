@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,14 +33,46 @@ NOT_SETTINGS = frozenset(
 """Variables that other parts read: where models and caches are kept, which kernels to use, what benchmarks and chaos need."""
 
 
+MOST_PROCESSES = 256
+"""Of one kind: beyond it they only take memory from each other, on any machine."""
+MOST_SEQUENCES = 2047
+"""In one step: the largest step of any engine, a GPU's, has 2048 tokens."""
+
+
 def _positive(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if value <= 0:
-        raise UsageFault(f"{attribute.name} is {value}: it must be above 0")
+    if not 0 < value < math.inf:
+        raise UsageFault(f"{attribute.name} is {value}: it must be a finite number above 0")
 
 
 def _not_negative(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if value < 0:
-        raise UsageFault(f"{attribute.name} is {value}: it must be 0 or more")
+    if not 0 <= value < math.inf:
+        raise UsageFault(f"{attribute.name} is {value}: it must be a finite number, 0 or more")
+
+
+def _processes(_config: object, attribute: attrs.Attribute[Any], value: int) -> None:
+    if not 1 <= value <= MOST_PROCESSES:
+        raise UsageFault(f"{attribute.name} is {value}: it must be from 1 to {MOST_PROCESSES}")
+
+
+def _processes_or_none(_config: object, attribute: attrs.Attribute[Any], value: int) -> None:
+    if not 0 <= value <= MOST_PROCESSES:
+        raise UsageFault(f"{attribute.name} is {value}: it must be from 0 to {MOST_PROCESSES}")
+
+
+def _sequences(_config: object, attribute: attrs.Attribute[Any], value: int) -> None:
+    if not 0 <= value <= MOST_SEQUENCES:
+        raise UsageFault(
+            f"{attribute.name} is {value}: it must be from 0 (what suits the engine) to {MOST_SEQUENCES}"
+        )
+
+
+def _cores(_config: object, attribute: attrs.Attribute[Any], value: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if not 0 <= value <= cores:
+        raise UsageFault(
+            f"{attribute.name} is {value}: it must be from 0 (follows the cores) to {cores}, the cores this"
+            " process may use"
+        )
 
 
 def _share(_config: object, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -60,18 +94,20 @@ class Config:
     port: int = field(default=8000, validator=_port)
     model: str = "smollm2-135m-instruct"
     engine: str = field(default="auto", validator=attrs.validators.in_(("auto", "host", "cuda", "scripted")))
-    threads: int = field(default=0, validator=_not_negative)
+    threads: int = field(default=0, validator=_cores)
     """Of the CPU engine; 0 follows the cores."""
     kv_mib: int = field(default=0, validator=_not_negative)
     """Memory for KV blocks; 0 sizes it from what is free after a warm-up."""
-    max_batch: int = field(default=0, validator=_not_negative)
+    max_batch: int = field(default=0, validator=_sequences)
     """Sequences in one step at most; 0 is what suits the engine: 64 on a processor, 128 on a GPU."""
-    edges: int = field(default=1, validator=_positive)
-    sessions: int = field(default=1, validator=_positive)
-    safety_replicas: int = field(default=1, validator=_positive)
-    fast_answer_replicas: int = field(default=1, validator=_not_negative)
+    edges: int = field(default=1, validator=_processes)
+    sessions: int = field(default=1, validator=_processes)
+    safety_replicas: int = field(default=1, validator=_processes)
+    fast_answer_replicas: int = field(default=1, validator=_processes_or_none)
     fast_answer_explore: float = field(default=0.0, validator=_share)
     """Share of owners whose fast answers are decided by a coin, for a decision model to learn from."""
+    fast_answer_pace: float = field(default=0.0, validator=_not_negative)
+    """Characters a second of a catalog's answer that is streamed; 0 gives it at once."""
     policy: str = ""
     """A safety policy file (TOML); empty is the one that comes with Antiphon."""
     disconnect_grace: float = field(default=10.0, validator=_not_negative)
@@ -80,6 +116,17 @@ class Config:
     requests_per_minute: int = field(default=6000, validator=_positive)
     tokens_per_minute: int = field(default=4_000_000, validator=_positive)
     concurrent_requests: int = field(default=512, validator=_positive)
+
+
+def seconds(text: str) -> float:
+    """Read a flag's duration: a number, 0 or more."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ArgumentTypeError(f"must be a number of seconds, 0 or more, not {text!r}")
+    return found
 
 
 def load(

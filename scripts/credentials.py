@@ -9,6 +9,8 @@ from attrs import frozen
 
 from scripts.failure import UsageFault
 
+_MEND = "restore it, or move it away, which loses the key in it; `antiphon keys create` makes another"
+
 
 @frozen
 class Credentials:
@@ -38,14 +40,19 @@ def write(state: Path, credentials: Credentials) -> None:
 
 
 def read(state: Path) -> Credentials:
-    """Read them back. Raises `UsageFault` when there are none."""
+    """Read them back. Raises `UsageFault` when there are none, and when they cannot be read."""
     path = path_of(state)
     try:
-        pairs = dict(
-            line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line
-        )
+        text = path.read_text(encoding="utf-8")
+        pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         return Credentials(pairs["OPENAI_BASE_URL"], pairs["OPENAI_API_KEY"])
-    except (OSError, KeyError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageFault(
             f"{path}: no credentials here; start a server with: antiphon serve --state {state}"
         ) from error
+    except OSError as error:
+        raise UsageFault(f"{path} cannot be read ({error.strerror}): {_MEND}") from error
+    except UnicodeDecodeError as error:
+        raise UsageFault(f"{path} is damaged (not UTF-8): {_MEND}") from error
+    except KeyError as error:
+        raise UsageFault(f"{path} is damaged (it has no line {error.args[0]}=…): {_MEND}") from error

@@ -16,18 +16,16 @@ from typing import Literal
 
 import attrs
 from attrs import frozen
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scripts import config
+from scripts import config, tables
 from scripts.failure import UsageFault
 from scripts.model import KNOWN, models_directory
 
 LEAST_DISK_GIB = 2.0
 LEAST_MEMORY_GIB = 2.0
 SLOW_FSYNC_MS = 30.0
-SOCKET_PATH_LIMIT = 107 - len("/run/safety_fallback.ipc")
 
 
 @frozen
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"findings": [attrs.asdict(f) for f in findings]}, indent=2))
     else:
-        Console().print(_table(findings))
+        tables.show(_table(findings))
     return int(any(f.state == "wrong" for f in findings))
 
 
@@ -170,16 +168,18 @@ def _model(settings: config.Config) -> Finding:
 
 
 def _state(settings: config.Config) -> Finding:
-    path = Path(settings.state).resolve()
+    from scripts.tree import longest_state_path  # noqa: PLC0415 - see _processor
+
+    path = Path(settings.state).expanduser().resolve()
     there = next(p for p in (path, *path.parents) if p.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding("state", "wrong", f"{path} cannot be written", "give --state a directory of your own")
-    if len(os.fsencode(str(path))) > SOCKET_PATH_LIMIT:
+    if len(os.fsencode(path)) > (limit := longest_state_path(settings)):
         return Finding(
             "state",
             "wrong",
             f"{path} is too long for socket files",
-            f"use a path of at most {SOCKET_PATH_LIMIT} bytes",
+            f"use a path of at most {limit} bytes",
         )
     return Finding("state", "ok", str(path))
 
@@ -250,8 +250,8 @@ def _fast_answers(settings: config.Config) -> Finding:
 
 
 def _table(findings: list[Finding]) -> Table:
-    table = Table("what", "", "found", "to do", box=None, pad_edge=False)
+    table = tables.table("what", "", "found", "to do")
     colours = {"ok": "green", "note": "yellow", "wrong": "red"}
     for f in findings:
-        table.add_row(f.name, Text(f.state, colours[f.state]), Text(f.found), Text(f.mend))
+        tables.add(table, f.name, Text(f.state, colours[f.state]), f.found, f.mend)
     return table

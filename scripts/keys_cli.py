@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict
-from rich.console import Console
 from rich.table import Column, Table
 
+from scripts import state_files, tables
 from scripts.failure import UsageFault
 from store.accounts import Accounts, Key, UnknownKey
 from store.limits import Limits
@@ -36,16 +37,15 @@ def create(args: argparse.Namespace) -> int:
     """Make a key and print its secret, this once."""
     given = {name: getattr(args, name) for name in _LIMITS}
     limits = Limits(**given) if any(value is not None for value in given.values()) else None
-    accounts = _open(args, must_exist=False)
-    key_id, secret = accounts.create_key(
-        args.account,
-        args.name,
-        admin=args.admin,
-        fast_answers=args.fast_answers,
-        read_only=args.read_only,
-        limits=limits,
-    )
-    accounts.close()
+    with _accounts(args, must_exist=False) as accounts:
+        key_id, secret = accounts.create_key(
+            args.account,
+            args.name,
+            admin=args.admin,
+            fast_answers=args.fast_answers,
+            read_only=args.read_only,
+            limits=limits,
+        )
     if args.json:
         print(json.dumps({"key_id": key_id, "account": args.account, "secret": secret}))
     else:
@@ -55,25 +55,22 @@ def create(args: argparse.Namespace) -> int:
 
 def list_keys(args: argparse.Namespace) -> int:
     """Print every key."""
-    accounts = _open(args)
-    keys = accounts.list()
-    accounts.close()
+    with _accounts(args) as accounts:
+        keys = accounts.list()
     if args.json:
         print(json.dumps({"keys": [_facts(key) for key in keys]}, indent=2))
     else:
-        Console().print(_table(keys))
+        tables.show(_table(keys))
     return 0
 
 
 def revoke(args: argparse.Namespace) -> int:
     """Refuse a key from now on."""
-    accounts = _open(args)
-    try:
-        accounts.revoke(args.key_id)
-    except UnknownKey as error:
-        raise UsageFault(str(error.args[0])) from error
-    finally:
-        accounts.close()
+    with _accounts(args) as accounts:
+        try:
+            accounts.revoke(args.key_id)
+        except UnknownKey as error:
+            raise UsageFault(str(error.args[0])) from error
     print(json.dumps({"revoked": args.key_id}) if args.json else f"{args.key_id} is refused from now on")
     return 0
 
@@ -87,8 +84,10 @@ def _add(actions: Any, name: str, about: str) -> argparse.ArgumentParser:
 
 def _add_create(actions: Any) -> None:
     parser = _add(actions, "create", "make a key; its secret is shown once")
-    parser.add_argument("--account", default="default", help="whom it speaks for (default: default)")
-    parser.add_argument("--name", default="key", help="a label for people")
+    parser.add_argument(
+        "--account", type=_word, default="default", help="whom it speaks for (default: default)"
+    )
+    parser.add_argument("--name", type=_word, default="key", help="a label for people")
     parser.add_argument("--admin", action="store_true", help="may also do what operators do")
     parser.add_argument("--read-only", action="store_true", help="may look, not ask")
     parser.add_argument(
@@ -103,22 +102,25 @@ def _add_create(actions: Any) -> None:
     parser.set_defaults(handler=create)
 
 
+def _word(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
     return int(text)
 
 
-def _open(args: argparse.Namespace, *, must_exist: bool = True) -> Accounts:
-    path = Path(args.state) / "accounts.sqlite"
-    if must_exist and not path.exists():
+def _accounts(args: argparse.Namespace, *, must_exist: bool = True) -> AbstractContextManager[Accounts]:
+    state, file = Path(args.state), state_files.ACCOUNTS
+    if must_exist and not (state / file.name).exists():
         raise UsageFault(
             f"no keys in {args.state}: make one with `antiphon keys create --state {args.state}`"
         )
-    try:
-        return Accounts(path)
-    except OSError as error:
-        raise UsageFault(f"cannot write {path}: {error.strerror}; choose another --state") from error
+    return state_files.opened(state, file, Accounts)
 
 
 def _facts(key: Key) -> dict[str, Any]:
@@ -137,22 +139,14 @@ def _facts(key: Key) -> dict[str, Any]:
 
 
 def _table(keys: list[Key]) -> Table:
-    table = Table(
-        Column("key", no_wrap=True),
-        "account",
-        "name",
-        "may",
-        "limits",
-        "created",
-        "revoked",
-        box=None,
-        pad_edge=False,
-    )
+    key_column = Column("key", no_wrap=True)
+    table = tables.table(key_column, "account", "name", "may", "limits", "created", "revoked")
     for key in keys:
         who = key.identity
         may = [word for word, so in (("admin", who.admin), ("read only", who.read_only)) if so]
         limits = {} if who.limits is None else asdict(who.limits)
-        table.add_row(
+        tables.add(
+            table,
             who.key_id,
             who.account,
             key.name,

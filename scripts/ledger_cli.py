@@ -8,14 +8,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from attrs import asdict, fields
-from rich.console import Console
 from rich.table import Column, Table
 
+from scripts import state_files, tables
+from scripts.config import seconds
 from scripts.failure import UsageFault
 from store.books import Balance, Books, Entry
 from store.books_posting import REVENUE
@@ -41,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     check.add_argument(
         "--grace",
-        type=float,
+        type=seconds,
         default=60.0,
         help="seconds within which a request may still settle (default 60)",
     )
@@ -58,7 +59,7 @@ def show_balance(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"balances": [asdict(b) for b in balances]}, indent=2))
     else:
-        Console().print(_balance_table(balances))
+        tables.show(_balance_table(balances))
     return 0
 
 
@@ -69,12 +70,10 @@ def show_entries(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"entries": [asdict(e) for e in entries]}, indent=2))
         return 0
-    table = Table(
-        "id", Column("request", no_wrap=True), "posting", "account", "micros", box=None, pad_edge=False
-    )
+    table = tables.table("id", Column("request", no_wrap=True), "posting", "account", "micros")
     for e in entries:
-        table.add_row(str(e.id), e.request_id, str(e.posting), e.account, str(e.micros))
-    Console().print(table)
+        tables.add(table, e.id, e.request_id, e.posting, e.account, e.micros)
+    tables.show(table)
     return 0
 
 
@@ -110,16 +109,11 @@ def _add(actions: Any, name: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def _books(args: argparse.Namespace) -> Iterator[Books]:
-    path = Path(args.state) / "books.sqlite"
-    if not path.exists():
+def _books(args: argparse.Namespace) -> AbstractContextManager[Books]:
+    state, file = Path(args.state), state_files.BOOKS
+    if not (state / file.name).exists():
         raise UsageFault(f"no books in {args.state}; they begin with: antiphon serve --state {args.state}")
-    books = Books(path)
-    try:
-        yield books
-    finally:
-        books.close()
+    return state_files.opened(state, file, Books)
 
 
 @contextmanager
@@ -143,12 +137,10 @@ def _every(books: Books) -> Iterator[Entry]:
 
 
 def _balance_table(balances: list[Balance]) -> Table:
-    table = Table(
-        "account", "micros", "requests", "prompt tokens", "completion tokens", box=None, pad_edge=False
-    )
+    table = tables.table("account", "micros", "requests", "prompt tokens", "completion tokens")
     for b in balances:
         figures = (b.requests, b.prompt_tokens, b.completion_tokens) if b.account != REVENUE else ("", "", "")
-        table.add_row(b.account, str(b.micros), *map(str, figures))
+        tables.add(table, b.account, b.micros, *figures)
     return table
 
 

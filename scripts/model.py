@@ -168,7 +168,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("model", help="list, fetch and check models")
     parser.add_argument("action", choices=("list", "fetch", "show"), nargs="?", default="list")
     parser.add_argument(
-        "name", nargs="?", default=DEFAULT.name, help="a known name, or a file or directory for show"
+        "name", nargs="?", help=f"a known name (default {DEFAULT.name}), or a file or directory for show"
     )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(handler=run)
@@ -178,10 +178,13 @@ def run(args: argparse.Namespace) -> int:
     """Run `antiphon model`."""
     console = Console(stderr=True)
     if args.action == "list":
+        if args.name is not None:
+            raise UsageFault(f"model list takes no name; to look at one: antiphon model show {args.name}")
         return _list(args.json)
-    if args.action == "fetch" and args.name not in KNOWN:
-        raise UsageFault(f"model {args.name!r} is not known by name; known are {', '.join(sorted(KNOWN))}")
-    path = resolve(args.name, console)
+    name = args.name or DEFAULT.name
+    if args.action == "fetch" and name not in KNOWN:
+        raise UsageFault(f"model {name!r} is not known by name; known are {', '.join(sorted(KNOWN))}")
+    path = resolve(name, console)
     return _show(path, args.json)
 
 
@@ -208,10 +211,15 @@ def _list(as_json: bool) -> int:
 def _show(path: Path, as_json: bool) -> int:
     import attrs  # noqa: PLC0415 - only this action needs them
 
+    from gpu.errors import ModelError  # noqa: PLC0415
     from gpu.model_card import read_model_card  # noqa: PLC0415
 
+    try:
+        found = read_model_card(path)
+    except ModelError as error:
+        raise UsageFault(str(error)) from error
     card = attrs.asdict(
-        read_model_card(path),
+        found,
         value_serializer=lambda _owner, _field, value: str(value) if isinstance(value, Path) else value,
     )
     if as_json:

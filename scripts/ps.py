@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import attrs
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from scripts import tables
 from scripts.failure import UsageFault
 from supervision.status import ActorStatus, NotRunning, read_status
 
@@ -37,25 +36,25 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"actors": [attrs.asdict(a) for a in actors]}, indent=2))
     else:
-        Console().print(_table(actors))
+        tables.show(_table(actors))
     return 0
 
 
 def _table(actors: list[ActorStatus]) -> Table:
-    table = Table(
-        "name", "epoch", "pid", "state", "restarts", "mailbox", "MiB", "last error", box=None, pad_edge=False
+    table = tables.table(
+        Column("name", no_wrap=True), "epoch", "pid", "state", "restarts", "mailbox", "MiB", "last error"
     )
     colours = {"up": "green", "starting": "yellow", "down": "red"}
     for a in actors:
-        cells: list[Any] = [
+        tables.add(
+            table,
             a.name,
             a.epoch,
             a.pid or "",
-            f"[{colours[a.state]}]{a.state}",
+            Text(a.state, colours[a.state]),
             a.restarts,
             a.mailbox,
             f"{a.rss_mib:.0f}",
-            Text(a.last_error),  # as it is: `antiphon[gpu]` is no markup
-        ]
-        table.add_row(*[cell if isinstance(cell, Text) else str(cell) for cell in cells])
+            a.last_error,
+        )
     return table

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+from scripts.config import seconds
 from scripts.failure import UsageFault
 from supervision.status import ActorStatus, NotRunning, read_status
 
@@ -24,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds,
         default=120.0,
         help="seconds an edge may take to drain and come back (default 120)",
     )

@@ -13,7 +13,9 @@ from attrs import frozen
 
 from gpu.kernels.cuda_cards import Card
 from scripts.config import Config
+from supervision.nng import MAX_PATH
 from supervision.spec import ChildSpec, SupervisorSpec
+from supervision.supervisor import leaves
 
 ALIAS = "default"
 """Always names the main model."""
@@ -59,6 +61,13 @@ def tree(
         _doors(config, model, listen),
     )
     return SupervisorSpec("antiphon", "one_for_one", groups)
+
+
+def longest_state_path(config: Config) -> int:
+    """Bytes that a state directory's path may have: each actor of the tree has a socket in its `run/`."""
+    any_model = ServedModel("", Path(), 0, 0, 0)
+    longest = max(len(child.name) for child in leaves(tree(config, any_model, 0)))
+    return MAX_PATH - len("/run/.ipc") - longest
 
 
 def _books(config: Config) -> SupervisorSpec:
@@ -146,6 +155,7 @@ def _talk(config: Config, model: ServedModel) -> SupervisorSpec:
         "aliases": {ALIAS: model.name},
         "tokenizer": "bytes" if config.engine == "scripted" else "model",
         "disconnect_grace": config.disconnect_grace,
+        "fast_answer_pace": config.fast_answer_pace,
     }
     hosts = [ChildSpec(f"session.{i}", "actors.session:Session", settings) for i in range(config.sessions)]
     return SupervisorSpec("talk", "one_for_one", tuple(hosts))

@@ -151,8 +151,8 @@ def test_each_card_gets_a_batcher_of_its_own():
 
 
 def test_without_cards_there_is_one_batcher_on_the_processor():
-    (only,) = batchers(Config(threads=3)).values()
-    assert (only.engine, only.device, only.threads, only.max_batch) == ("host", "", 3, HOST_BATCH)
+    (only,) = batchers(Config(threads=1)).values()
+    assert (only.engine, only.device, only.threads, only.max_batch) == ("host", "", 1, HOST_BATCH)
     (only,) = batchers(Config(engine="scripted", max_batch=5)).values()
     assert (only.engine, only.max_batch) == ("scripted", 5)
 

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import sqlite3
 
 import pytest
 
@@ -63,6 +64,39 @@ def test_a_wrong_key_or_state_is_one_line_that_says_what_to_do(antiphon):
     antiphon("keys", "create")
     with pytest.raises(UsageFault, match="keys list"):
         antiphon("keys", "revoke", "key_nope")
+
+
+@pytest.mark.parametrize("words", ["keys create", "keys list", "keys revoke key_1"])
+def test_damaged_accounts_are_one_line_that_says_what_is_lost(antiphon, tmp_path, words):
+    file = tmp_path / "accounts.sqlite"
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(UsageFault, match=r"not a database.*restore it.*loses every key") as refused:
+        antiphon(*words.split())
+    assert str(file) in str(refused.value)
+
+
+def test_damage_that_shows_only_when_it_is_read_is_one_line_too(antiphon, books, tmp_path):
+    with sqlite3.connect(tmp_path / "books.sqlite") as other:
+        other.execute("ALTER TABLE entries RENAME COLUMN micros TO cents")
+    other.close()
+    with pytest.raises(UsageFault, match=r"books\.sqlite is damaged.*no such column"):
+        antiphon("ledger", "entries")
+
+
+def test_a_file_another_program_holds_is_not_called_damaged(antiphon, tmp_path, monkeypatch):
+    monkeypatch.setattr("store.sqlite.BUSY_MS", 0)
+    antiphon("keys", "create")
+    with sqlite3.connect(tmp_path / "accounts.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UsageFault, match=r"cannot be used \(database is locked\)"):
+            antiphon("keys", "create")
+    other.close()
+
+
+def test_a_key_needs_an_account(antiphon, capsys):
+    with pytest.raises(SystemExit):
+        antiphon("keys", "create", "--account", "")
+    assert "must not be empty" in capsys.readouterr().err
 
 
 def test_balances_sum_to_nothing(antiphon, books):
