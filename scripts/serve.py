@@ -11,18 +11,19 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 import trio
 from rich.console import Console
 
+from actors import safety_policy
 from gpu.errors import ModelError
 from gpu.model_card import read_model_card
 from gpu.model_config import ModelConfig
 from scripts import config as settings
-from scripts import credentials
+from scripts import credentials, state_files
 from scripts.cli import discard_output
 from scripts.config import Config
 from scripts.credentials import Credentials
@@ -30,16 +31,23 @@ from scripts.engines import ROOT, Chosen, choose, fit
 from scripts.failure import UsageFault
 from scripts.first_release import activate_example
 from scripts.model import KNOWN, resolve
-from scripts.tree import SALT, ServedModel, kept_salt, tree
+from scripts.sizes import check_sizes
+from scripts.tree import SALT, ServedModel, kept_salt, longest_state_path, tree
 from store.accounts import Accounts
 from store.feedback import ROWS, closed_days
+from supervision.errors import SupervisionError
 from supervision.spec import SupervisorSpec
+from supervision.status import ActorStatus, read_status
 from supervision.supervisor import StateInUse, StateUnusable, supervise
 
 QUESTION = "What is the capital of France?"
 FIRST_KEY = "first key"
 SEAL_EVERY = 3600.0
 """Seconds between looks for days of feedback that are over."""
+QUIET = 3.0
+"""Seconds a start may take without a word."""
+SAY_EVERY = 5.0
+"""Seconds between two words on a start that takes long, as loading a large model does."""
 BACKLOG = 4096
 TCP_USER_TIMEOUT_MS = 30_000
 """A peer that acknowledges nothing for this long is gone; accepted connections inherit it."""
@@ -61,6 +69,11 @@ FLAGS = (
         "--fast-answer-explore",
         float,
         "share of owners whose fast answers a coin decides, to learn from (default 0)",
+    ),
+    (
+        "--fast-answer-pace",
+        float,
+        "characters a second of a fast answer that is streamed; 0 gives it at once (default 0)",
     ),
     ("--policy", str, "a safety policy file"),
     ("--disconnect-grace", float, "seconds a turn goes on after its reader left"),
@@ -85,15 +98,19 @@ def run(args: argparse.Namespace) -> int:
     config = settings.load({name: getattr(args, name) for name in flags})
     console = Console(stderr=True)
     state = _state_directory(config)
+    _check_policy(config)
+    state_files.check(state)
     chosen = choose(config.engine)
     model, shape = _model(config, console)
     chosen = fit(chosen, config.engine, shape)
+    limited = check_sizes(config, chosen, shape)
     if args.set_up_only:
         return 0
     listener = _listen(config)
     found, first = _credentials(state, listener)
-    if fault := activate_example(state):
-        print(f"antiphon: {fault}", file=sys.stderr)
+    for line in (limited, activate_example(state)):
+        if line:
+            print(f"antiphon: {line}", file=sys.stderr)
     spec = tree(config, model, listener.fileno(), chosen.cards, _salt(config, state))
     greet = partial(_greet, found, state, model, chosen, first=first)
     try:
@@ -103,14 +120,48 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _supervise(spec: SupervisorSpec, state: Path, greet: Callable[[], None]) -> int:
+    starting = trio.CancelScope()
+
     def on_ready() -> None:
+        starting.cancel()
         try:
             greet()
         except BrokenPipeError:
             discard_output()  # nobody reads the greeting: that is no reason not to serve
         trio.lowlevel.spawn_system_task(keep_sealing, state)  # ends with the tree
 
+    trio.lowlevel.spawn_system_task(_within, starting, partial(say_who_starts, state))
     return await supervise(spec, state, on_ready=on_ready)
+
+
+async def _within(scope: trio.CancelScope, task: Callable[[], Awaitable[None]]) -> None:
+    with scope:
+        await task()
+
+
+async def say_who_starts(state: Path) -> None:
+    """Say on stderr every few seconds who is still starting, and where their logs are, until cancelled."""
+    began = trio.current_time()
+    await trio.sleep(QUIET)
+    while True:
+        try:
+            actors = await trio.to_thread.run_sync(read_status, state, abandon_on_cancel=True)
+            if line := _still_starting(actors, state, trio.current_time() - began):
+                print(line, file=sys.stderr, flush=True)
+        except (SupervisionError, OSError):
+            pass  # the supervisor does not answer yet, or nobody reads stderr: neither ends a start
+        await trio.sleep(SAY_EVERY)
+
+
+def _still_starting(actors: list[ActorStatus], state: Path, seconds: float) -> str:
+    """Name who starts now, or again after it died; those that wait for their turn are not named."""
+    awaited = [a for a in actors if a.state == "starting" or (a.state == "down" and a.last_error)]
+    if not awaited:
+        return ""
+    names = ", ".join(f"{a.name} ({a.last_error})" if a.last_error else a.name for a in awaited)
+    logs = state / "logs"
+    where = f"its log: {logs / awaited[0].name}.log" if len(awaited) == 1 else f"logs: {logs}"
+    return f"antiphon: after {seconds:.0f} s still starting: {names}; {where}"
 
 
 async def keep_sealing(state: Path) -> None:
@@ -147,6 +198,11 @@ def _salt(config: Config, state: Path) -> str:
 
 def _state_directory(config: Config) -> Path:
     state = Path(config.state).expanduser().resolve()
+    length, limit = len(os.fsencode(state)), longest_state_path(config)
+    if length > limit:
+        raise UsageFault(
+            f"{state}: a path of {length} bytes, and sockets in it allow {limit}; give --state a shorter one"
+        )
     try:
         state.mkdir(parents=True, exist_ok=True)
         probe = state / ".writable"
@@ -157,6 +213,15 @@ def _state_directory(config: Config) -> Path:
             f"{state}: cannot write there ({error.strerror}); give --state a directory of your own"
         ) from error
     return state
+
+
+def _check_policy(config: Config) -> None:
+    if not config.policy:
+        return
+    try:
+        safety_policy.load(Path(config.policy))
+    except safety_policy.PolicyError as error:
+        raise UsageFault(f"{error}; mend it, or serve without --policy") from error
 
 
 def _model(config: Config, console: Console) -> tuple[ServedModel, ModelConfig]:
@@ -198,16 +263,13 @@ def _credentials(state: Path, listener: socket.socket) -> tuple[Credentials, boo
     """
     host, port = listener.getsockname()[:2]
     base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    accounts = Accounts(state / "accounts.sqlite")
-    try:
+    with state_files.opened(state, state_files.ACCOUNTS, Accounts) as accounts:
         kept = credentials.read(state).api_key if credentials.path_of(state).exists() else ""
         if kept and accounts.verify(kept):
             return Credentials(base_url, kept), False
         if any(key.name != FIRST_KEY for key in accounts.list()):
             return Credentials(base_url, ""), False
         return Credentials(base_url, accounts.create_key("default", FIRST_KEY)[1]), True
-    finally:
-        accounts.close()
 
 
 def _greet(found: Credentials, state: Path, model: ServedModel, chosen: Chosen, *, first: bool) -> None:

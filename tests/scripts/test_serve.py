@@ -1,6 +1,7 @@
 """What `antiphon serve` does around the tree: the settings of fast answers, and days of feedback that are over."""
 
 import argparse
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -10,12 +11,17 @@ import trio
 import trio.testing
 
 from actors.fast_answer import FastAnswerSettings
+from actors.turn_host import SessionSettings
 from gpu.model_config import ModelConfig
 from scripts import cli, serve
 from scripts.config import Config, load
 from scripts.failure import UsageFault
-from scripts.tree import SALT, ServedModel, kept_salt, tree
+from scripts.tree import SALT, ServedModel, kept_salt, longest_state_path, tree
+from store.books import Books
+from supervision import nng
+from supervision.status import ActorStatus, NotRunning
 from supervision.supervisor import leaves
+from tests.actors.virtual_time import run as on_virtual_time
 
 SHAPE = ModelConfig("llama", 2, 64, 96, 4, 2, 32, 64, 256, 1e-5, 1e4, "halves")
 
@@ -166,3 +172,101 @@ def test_days_of_feedback_that_are_over_are_sealed_beside_the_tree(served, tmp_p
     (command,) = commands
     assert command[-7:-1] == [sys.executable, "-m", "scripts.cli", "catalog", "seal", "--state"]
     assert capsys.readouterr().err.endswith("said\n")
+
+
+def test_sessions_pace_fast_answers_as_they_are_told(served):
+    paces = {}
+    for words in ((), ("--fast-answer-pace", "250")):
+        _, spec = served(*words)
+        (session,) = [child for child in leaves(spec) if child.name.startswith("session.")]
+        paces[words] = SessionSettings(**session.settings).fast_answer_pace
+    assert list(paces.values()) == [0.0, 250.0]
+
+
+def test_a_state_path_may_be_as_long_as_the_longest_socket_allows(served, tmp_path):
+    longest = longest_state_path(Config())
+    for config in (Config(), Config(sessions=3, fast_answer_replicas=101)):
+        names = [child.name for child in leaves(tree(config, ServedModel("m", tmp_path, 8192, 257, 0), 3))]
+        run = tmp_path.with_name("x" * (longest_state_path(config) - len(str(tmp_path.parent)) - 1)) / "run"
+        assert max(len(str(nng.socket_path(run, name))) for name in names) == nng.MAX_PATH
+    state = tmp_path / ("x" * longest)
+    with pytest.raises(UsageFault, match=f"sockets in it allow {longest}; give --state a shorter one"):
+        served("--state", str(state))
+    assert not state.exists()
+
+
+def test_what_limits_requests_is_one_line_at_the_start(served, capsys, monkeypatch):
+    monkeypatch.setattr(serve, "check_sizes", lambda *_: "so many tokens")
+    assert served()[0] == 0
+    assert "antiphon: so many tokens" in capsys.readouterr().err.splitlines()
+
+
+def test_books_of_other_columns_are_refused_and_sound_ones_left_alone(served, tmp_path):
+    file = tmp_path / "var" / "books.sqlite"
+    file.parent.mkdir()
+    Books(file).close()
+    assert served()[0] == 0
+    with sqlite3.connect(file) as database:
+        database.execute('ALTER TABLE entries RENAME COLUMN micros TO "cents"')
+    database.close()
+    with pytest.raises(UsageFault, match=r"books\.sqlite is damaged.*no such column.*every charge"):
+        served()
+
+
+def test_a_damaged_limiter_is_refused_with_what_is_lost(served, tmp_path):
+    file = tmp_path / "var" / "limiter.sqlite"
+    file.parent.mkdir()
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(UsageFault, match=r"limiter\.sqlite is damaged.*loses what accounts have used"):
+        served()
+
+
+def actor(name, state, error=""):
+    return ActorStatus(name, 1, 0, state, 0, 0, 0.0, error)
+
+
+def test_a_long_start_says_who_is_still_starting_and_falls_silent_when_it_is_over(
+    tmp_path, monkeypatch, capsys
+):
+    loading = [actor("ledger", "up"), actor("batcher.0", "starting"), actor("edge.0", "down")]
+    dying = [actor("batcher.0", "down", "no memory"), actor("batcher.1", "starting")]
+    looks = iter([NotRunning("not yet"), loading, dying, [actor("edge.0", "down")]])
+
+    def read_status(state):
+        assert state == tmp_path
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def slowly(_spec, _state, *, on_ready):
+        await trio.sleep(serve.QUIET + 3.5 * serve.SAY_EVERY)
+        on_ready()
+        await trio.sleep(100 * serve.SAY_EVERY)
+        return 0
+
+    async def nothing_to_seal(_state):
+        await trio.sleep_forever()
+
+    async def main():
+        assert await serve._supervise(None, tmp_path, lambda: None) == 0
+
+    monkeypatch.setattr(serve, "read_status", read_status)
+    monkeypatch.setattr(serve, "supervise", slowly)
+    monkeypatch.setattr(serve, "keep_sealing", nothing_to_seal)
+    on_virtual_time(main)
+    logs = tmp_path / "logs"
+    assert capsys.readouterr().err.splitlines() == [
+        f"antiphon: after 8 s still starting: batcher.0; its log: {logs}/batcher.0.log",
+        f"antiphon: after 13 s still starting: batcher.0 (no memory), batcher.1; logs: {logs}",
+    ]
+    assert next(looks, None) is None
+
+
+def test_what_ends_a_start_comes_out_as_it_is(tmp_path, monkeypatch):
+    async def refuse(_spec, _state, *, on_ready):
+        raise serve.StateInUse("another runs")
+
+    monkeypatch.setattr(serve, "supervise", refuse)
+    with pytest.raises(serve.StateInUse, match="another runs"):
+        trio.run(serve._supervise, None, tmp_path, lambda: None)

@@ -48,6 +48,78 @@ def test_a_port_that_is_no_number():
     refused(antiphon("serve", "--port", "http"), "http")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "word"),
+    [
+        ("--threads", "100000", "cores"),
+        ("--max-batch", "1000000", "max_batch is 1000000"),
+        ("--max-batch", "300", "255"),
+        ("--edges", "100000", "256"),
+        ("--drain", "nan", "drain is nan"),
+        ("--kv-mib", "1", "23 or more"),
+    ],
+)
+def test_a_value_nothing_can_run_with(tmp_path, model_file, flag, value, word):
+    state = tmp_path / "var"
+    model = ("--model", str(model_file), "--engine", "host")
+    refused(antiphon("serve", "--state", str(state), "--port", "0", *model, flag, value), word)
+    assert not (state / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"), [(None, "cannot read"), ("rules = [", "not TOML"), ("rule = 7", "policy")]
+)
+def test_a_policy_that_cannot_be_used(tmp_path, policy, word):
+    file = tmp_path / "policy.toml"
+    if policy is not None:
+        file.write_text(policy)
+    state = tmp_path / "var"
+    refused(antiphon("serve", "--state", str(state), "--port", "0", "--policy", str(file)), word, str(file))
+    assert not (state / "run").exists()
+
+
+def test_a_state_path_too_long_for_its_sockets(tmp_path):
+    state = tmp_path / ("x" * (84 - len(os.fsencode(tmp_path)) - 1))
+    assert len(os.fsencode(state)) == 84
+    refused(antiphon("serve", "--state", str(state), "--port", "0"), "84 bytes", "83", "--state")
+    assert not state.exists()
+
+
+DAMAGED = b"no database, whatever its name says\n" * 100
+
+
+def test_damaged_accounts(tmp_path, model_file):
+    file = tmp_path / "accounts.sqlite"
+    file.write_bytes(DAMAGED)
+    words = (str(file), "not a database", "restore it", "loses every key")
+    refused(antiphon("serve", "--state", str(tmp_path), "--port", "0"), *words)
+    refused(antiphon("keys", "list", "--state", str(tmp_path)), *words)
+    assert file.read_bytes() == DAMAGED
+    assert not (tmp_path / "run").exists()
+
+
+def test_damaged_books(tmp_path):
+    file = tmp_path / "books.sqlite"
+    file.write_bytes(DAMAGED)
+    words = (str(file), "not a database", "restore it", "loses the record of every charge")
+    refused(antiphon("serve", "--state", str(tmp_path), "--port", "0"), *words)
+    refused(antiphon("ledger", "balance", "--state", str(tmp_path)), *words)
+    assert file.read_bytes() == DAMAGED
+    assert not (tmp_path / "run").exists()
+
+
+def test_credentials_that_cannot_be_read(tmp_path, model_file):
+    file = tmp_path / "credentials"
+    file.write_bytes(b"\xff\xfe")
+    done = antiphon("serve", "--state", str(tmp_path), "--port", "0")
+    refused(done, str(file), "not UTF-8", "move it away")
+    assert "antiphon serve" not in done.stderr
+
+
+def test_a_name_where_all_models_are_listed():
+    refused(antiphon("model", "list", "foo"), "antiphon model show foo")
+
+
 def test_a_busy_port(tmp_path, model_file):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -73,6 +145,7 @@ def test_a_corrupt_model_file(tmp_path, content):
         antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)),
         "broken.gguf",
     )
+    refused(antiphon("model", "show", str(broken)), "broken.gguf")
 
 
 def test_a_truncated_model_file(tmp_path, model_file):
@@ -82,6 +155,7 @@ def test_a_truncated_model_file(tmp_path, model_file):
     refused(
         antiphon("serve", "--state", str(tmp_path / "var"), "--port", "0", "--model", str(broken)), "cut.gguf"
     )
+    refused(antiphon("model", "show", str(broken)), "cut.gguf", "cut short")
 
 
 def test_a_state_directory_that_cannot_be_made(tmp_path):
