@@ -6,34 +6,35 @@ import argparse
 import math
 
 from attrs import asdict, field, frozen
-from attrs.validators import ge, gt
+from attrs.validators import ge, gt, lt
 
 from scripts.catalog_cli import print_json
 from scripts.failure import UsageFault
 
 SECONDS_A_DAY = 86_400
+FINITE = lt(math.inf)
 
 
 @frozen
 class Load:
     """What is expected. The defaults are a very large chat service's."""
 
-    messages_per_day: float = field(default=2.5e9, validator=gt(0))
-    messages_per_conversation: float = field(default=3.0, validator=ge(1))
+    messages_per_day: float = field(default=2.5e9, validator=[gt(0), FINITE])
+    messages_per_conversation: float = field(default=3.0, validator=[ge(1), FINITE])
     """Only the first one of each is looked up."""
-    peak_factor: float = field(default=3.0, validator=ge(1))
+    peak_factor: float = field(default=3.0, validator=[ge(1), FINITE])
     """Peak rate over the day's average."""
-    headroom: float = field(default=1.5, validator=ge(1))
+    headroom: float = field(default=1.5, validator=[ge(1), FINITE])
     """For spikes, a replica that died, a release that rolls out."""
-    lookups_per_second: float = field(default=30_000.0, validator=gt(0))
+    lookups_per_second: float = field(default=30_000.0, validator=[gt(0), FINITE])
     """Of one replica, measured: `antiphon bench fast-answers`."""
-    reviewers: int = field(default=20, validator=ge(0))
-    review_hours_per_day: float = field(default=6.0, validator=ge(0))
-    review_seconds: float = field(default=60.0, validator=gt(0))
+    reviewers: int = field(default=20, validator=[ge(0), FINITE])
+    review_hours_per_day: float = field(default=6.0, validator=[ge(0), FINITE])
+    review_seconds: float = field(default=60.0, validator=[gt(0), FINITE])
     """One reviewer, one decision."""
-    build_days: int = field(default=30, validator=ge(1))
+    build_days: int = field(default=30, validator=[ge(1), FINITE])
     """Of reviewing, until the catalog is served."""
-    entry_bytes: float = field(default=2600.0, validator=gt(0))
+    entry_bytes: float = field(default=2600.0, validator=[gt(0), FINITE])
 
 
 @frozen

@@ -23,11 +23,19 @@ class StateUnusable(SupervisionError):
 
 
 class Epochs:
-    """The counter of incarnations, kept in the locked file: it goes on rising over supervisor restarts."""
+    """The counter of incarnations, kept in the locked file: it goes on rising over supervisor restarts.
+
+    Raises `StateUnusable` when the file holds something else.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._last = int(os.pread(descriptor, _DIGITS, 0) or b"0")
+        written = os.pread(descriptor, _DIGITS, 0)
+        if not (written or b"0").isdigit():
+            raise StateUnusable(
+                "run/epoch holds no number: write one into it that is higher than any in logs/"
+            )
+        self._last = int(written or b"0")
 
     def next(self) -> int:
         """Return an epoch higher than any given before."""

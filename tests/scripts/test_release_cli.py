@@ -122,6 +122,8 @@ def test_rows_that_cannot_go_in_are_shown(antiphon, tmp_path):
         ("catalog get a", "no release is active"),
         ("catalog stats --release v9", "cannot be opened"),
         ("capacity --headroom 0.5", "headroom"),
+        ("capacity --peak-factor inf", "peak_factor"),
+        ("capacity --peak-factor nan", "peak_factor"),
     ],
 )
 def test_a_wrong_word_is_one_line_that_says_what_to_do(antiphon, line, says):

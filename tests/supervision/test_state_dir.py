@@ -46,3 +46,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateUnusable, match=r"file.*choose a state directory"), claim(tmp_path / "file"):
         pass
+
+
+def test_an_epoch_that_is_no_number_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "epoch").write_text("garbage")
+    with pytest.raises(StateUnusable, match="run/epoch holds no number"), claim(tmp_path):
+        pass
