@@ -28,11 +28,11 @@ class Load:
     """For spikes, a replica that died, a release that rolls out."""
     lookups_per_second: float = field(default=30_000.0, validator=[gt(0), FINITE])
     """Of one replica, measured: `antiphon bench fast-answers`."""
-    reviewers: int = field(default=20, validator=[ge(0), FINITE])
+    reviewers: int = field(default=20, validator=ge(0))
     review_hours_per_day: float = field(default=6.0, validator=[ge(0), FINITE])
     review_seconds: float = field(default=60.0, validator=[gt(0), FINITE])
     """One reviewer, one decision."""
-    build_days: int = field(default=30, validator=[ge(1), FINITE])
+    build_days: int = field(default=30, validator=ge(1))
     """Of reviewing, until the catalog is served."""
     entry_bytes: float = field(default=2600.0, validator=[gt(0), FINITE])
 
