@@ -221,8 +221,9 @@ class FastAnswer(Actor):
                 continue
             inputs, score = next(scored)
             reason, served = ("", entry.packed) if score >= threshold else ("below_threshold", b"")
-            made.append(Outcome(reason, entry.name, served, score, 1.0, "policy", inputs, entry.packed))
-        self._recent.put_many(zip(fresh, made, strict=True))
+            row = (reason, entry.name, served, score, 1.0, "policy", inputs, entry.packed)
+            made.append(tuple.__new__(Outcome, row))  # what `Outcome(…)` comes to, in half the time
+        self._recent.put_many(fresh, made)
         rest = iter(made)
         return [outcome or next(rest) for outcome in recent]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", str, bytes)
@@ -30,12 +30,15 @@ class Recent(Generic[K, V]):
         young, old = self._young.get, self._old
         return [young(key) or (self._kept(key) if key in old else None) for key in keys]
 
-    def put_many(self, items: Iterable[tuple[K, V]]) -> None:
-        """Remember values, save those with too long a key."""
+    def put_many(self, keys: Sequence[K], values: Sequence[V]) -> None:
+        """Remember the value of each key, save those with too long a key."""
         if len(self._young) >= self._generation:
             self._old, self._young = self._young, {}
-        longest = self._longest
-        self._young.update([item for item in items if len(item[0]) <= longest])
+        items = zip(keys, values, strict=True)
+        if max(map(len, keys), default=0) <= self._longest:
+            self._young.update(items)
+        else:
+            self._young.update([item for item in items if len(item[0]) <= self._longest])
 
     def _kept(self, key: K) -> V:
         value = self._old[key]

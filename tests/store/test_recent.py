@@ -7,12 +7,12 @@ from store.recent import Recent
 
 
 def put(recent, key, value):
-    recent.put_many([(key, value)])
+    recent.put_many([key], [value])
 
 
 def test_what_was_put_is_got():
     recent = Recent(2, 10)
-    recent.put_many([("a", 1), ("c", 3)])
+    recent.put_many(["a", "c"], [1, 3])
     assert recent.get_many(["a", "b", "c"]) == [1, None, 3]
 
 
@@ -27,8 +27,8 @@ def test_what_is_asked_again_outlives_what_is_not():
 
 def test_a_long_text_is_not_kept():
     recent = Recent(2, 3)
-    put(recent, "abcd", 1)
-    assert (recent.get_many(["abcd"]), len(recent)) == ([None], 0)
+    recent.put_many(["abcd", "abc"], [1, 2])
+    assert (recent.get_many(["abcd", "abc"]), len(recent)) == ([None, 2], 1)
 
 
 def test_everything_can_be_forgotten():
@@ -45,7 +45,7 @@ def test_it_is_bounded_and_never_wrong(steps, generation):
     recent = Recent(generation, 10)
     for is_put, numbers in steps:
         if is_put:
-            recent.put_many((str(number), number) for number in numbers)
+            recent.put_many([str(number) for number in numbers], numbers)
         got = recent.get_many([str(number) for number in numbers])
         assert all(value in {None, number} for value, number in zip(got, numbers, strict=True))
         assert len(recent) <= 2 * (generation + 2), "two generations, and what one call adds to each"
