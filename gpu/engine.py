@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,28 +104,33 @@ class Engine:
         its weights not counted). `progress` is called with (bytes loaded, bytes in all).
         """
         card, source = open_weights(path)
-        kernels = HostKernels(
+        make = partial(
+            HostKernels,
             source,
             Path(path),
             max_rows=token_budget,
             max_samples=max_batch,
             context=card.context_length,
             threads=threads,
-            progress=progress,
         )
-        kernels.allocate_cache(1)
-        model = Llama(source, kernels)
-        model.step(first_step())
+        # A program holds its cache's address, and a thread may be late for it as long as there are threads. So the
+        # first step is taken by kernels of its own, which are gone before memory is looked at for good.
+        first = make(progress=progress)
+        try:
+            first.allocate_cache(1)
+            Llama(source, first).step(first_step())
+            left = available_bytes() - first.weight_bytes  # mapped pages count as available, but must stay
+        finally:
+            first.close()
         wanted = max_batch * -(-card.context_length // BLOCK_SIZE)
-        left = available_bytes() - kernels.weight_bytes  # mapped pages count as available, but must stay
-        blocks = min(wanted, (kv_bytes or int(left * KV_SHARE)) // kernels.block_bytes)
+        blocks = min(wanted, (kv_bytes or int(left * KV_SHARE)) // first.block_bytes)
         if blocks < 1:
-            kernels.close()
             raise ModelError(
-                f"no memory for one KV block of {kernels.block_bytes} bytes; raise kv_bytes or free some memory"
+                f"no memory for one KV block of {first.block_bytes} bytes; raise kv_bytes or free some memory"
             )
+        kernels = make()
         kernels.allocate_cache(blocks)
-        model.record()
+        model = Llama(source, kernels)
         return cls(
             model,
             eos_ids=card.eos_ids,

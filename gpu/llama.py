@@ -43,11 +43,7 @@ class Llama:
         self.queries = kernels.buffer(config.heads * config.head_dim)
         self.attended = kernels.buffer(config.heads * config.head_dim)
         self.gated = kernels.buffer(config.feed_forward)
-        self.record()
-
-    def record(self) -> None:
-        """Note the forward pass, anew where the cache was allocated since."""
-        self.program = self.kernels.record(self._forward)
+        self.program = kernels.record(self._forward)
 
     def _load_layer(self, source: WeightSource, index: int) -> Layer:
         def name(part: str) -> str:

@@ -281,9 +281,8 @@ class HostKernels:
 
     def record(self, forward: Callable[[], None]) -> HostProgram:
         """Bring the matrices into tiles if no earlier process did, and note what `forward` calls."""
-        if self._tiles is None:
-            path = cache_directory() / "tiles" / tile_file_name(self._path)
-            self._tiles = load_tiles(self._source, self._matrices, path, self._progress)
+        path = cache_directory() / "tiles" / tile_file_name(self._path)
+        self._tiles = load_tiles(self._source, self._matrices, path, self._progress)
         self.weight_bytes = sum(packed.tiles * packed.tile_bytes for packed in self._tiles.index.values())
         self._operations = []
         forward()
