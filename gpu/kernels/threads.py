@@ -8,7 +8,8 @@ who takes it, so results do not depend on timing.
 
 Each operation has two counters, tagged with the number of the launch they belong to: chunks handed out,
 chunks done.
-A thread that was asleep while a launch ended finds another tag and leaves.
+When a launch has ended, no counter has its tag any more: a thread that was asleep meanwhile leaves, before the
+next batch changes what the operations mean.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ class Crew:
             if gate.locked():
                 gate.release()
         _run(*self._job, 0)
+        counters[first:last, 0] = counters[first:last, 8] = 0  # nobody is inside: every chunk is done
 
     def _help(self, gate: LockType, thread: int) -> None:
         let_others_first()
