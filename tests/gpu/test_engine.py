@@ -8,6 +8,7 @@ from reference import reference_logprobs
 
 from gpu.engine import Engine
 from gpu.errors import BadRequest, EngineFull, ModelError
+from gpu.kernels import threads
 from gpu.llama import Llama
 from gpu.sampling_params import SamplingParams
 from gpu.sequence import Request
@@ -124,6 +125,14 @@ def test_top_k_keeps_as_many_as_it_says(quiet):
 
 def test_a_frequency_penalty_counts_what_was_said(quiet):
     assert len(set(ask(quiet, PROMPT, greedy(24, frequency_penalty=1000.0)).tokens)) == 24
+
+
+def test_a_thread_that_is_late_for_a_step_finds_nothing_to_do_in_the_next(quiet):
+    quiet.add(Request("r", PROMPT, greedy(2)))
+    quiet.step()
+    job = quiet.model.kernels._crew._job
+    assert threads._run(*job, 0) == 0, "the launch is over: what its operations mean may change at any moment"
+    drain(quiet)
 
 
 def test_the_pool_is_a_quarter_of_what_the_first_step_left_less_the_weights(tiny, monkeypatch):
